@@ -34,7 +34,7 @@ from repro.datasets import archives
 from repro.datasets.image_data import Split
 from repro.experiments import showing
 from repro.measure import load_checkpoint, save_checkpoint
-from repro.microconv.cache import BenchmarkCache, Key
+from repro.microconv.cache import BenchmarkCache
 from repro.outofcore import native
 from repro.records import Record, RecordStore
 
@@ -147,13 +147,13 @@ def check_checkpoint(folder: Path) -> int | None:
 def write_times(folder: Path, number: int) -> None:
     """Keep another measurement."""
     cache = BenchmarkCache(folder / "microconv.sqlite")
-    cache.store_times(Key(str(number)), 1, {"gemm": [float(number)] * 500})
+    cache.store_times(str(number), 1, {"gemm": [float(number)] * 500})
 
 
 def check_times(folder: Path) -> int | None:
     """All measurements are whole, and those before the last are there; then another is kept."""
     cache, number = BenchmarkCache(folder / "microconv.sqlite"), 0
-    while times := cache.times(Key(str(number)), 1):
+    while times := cache.times(str(number), 1):
         assert times == {"gemm": [float(number)] * 500}
         number += 1
     assert len(cache) == number

@@ -24,8 +24,6 @@ STAGES = {"copy": "#f2a541", "compute": "#1f6fb4", "update": "#3a9d6e"}
 # Style of a paper's values beside ours.
 HOLLOW: dict[str, Any] = {"color": "#5f6b7a", "marker": "D", "mfc": "none", "ls": "--"}
 
-# One point of a series: position, mean, standard deviation (NaN for none).
-Point = tuple[float, float, float]
 # One point with its interval: position, value, low, high (NaN for none).
 Bounds = tuple[float, float, float, float]
 # One effect: label, the paper's value, ours, our 95 % interval; None for a missing one.
@@ -152,44 +150,6 @@ def _draw_bounds(
     if known.any():
         error = np.stack([value - low, high - value])[:, known]
         axis.errorbar(size[known], value[known], error, color=style["color"], fmt="none", capsize=3)
-
-
-def grouped_bars(
-    panels: Mapping[str, Mapping[str, Sequence[Point]]],
-    groups: Mapping[str, Sequence[str]],
-    xlabel: str,
-    ylabels: Sequence[str],
-    colour: str,
-) -> Figure:
-    """Draw percentages in pairs, the paper's hollow beside ours with its standard deviation.
-
-    Args:
-        panels: By title, then by series (``paper`` and ``ours``), points, with the number of a
-            group as position.
-        groups: By title, the label below each pair.
-        xlabel: Label of the horizontal axes.
-        ylabels: Label of each panel's vertical axis.
-        colour: Colour of our bars.
-    """
-    figure, axes = new_axes(1, len(panels), 5 * len(panels), 3.4)
-    paper = {"color": "none", "edgecolor": HOLLOW["color"], "linestyle": "--", "linewidth": 1.4}
-    looks: dict[str, dict[str, Any]] = {"paper": paper, "ours": {"color": colour}}
-    labels = {"paper": "paper", "ours": "ours, ± standard deviation"}
-    for axis, (title, series), ylabel in zip(axes[0], panels.items(), ylabels, strict=True):
-        for name, side in (("paper", -0.2), ("ours", 0.2)):
-            for number, (position, mean, std) in enumerate(series.get(name, ())):
-                look = {"label": labels[name] if number == 0 else None, **looks[name]}
-                error = {"yerr": std, "error_kw": {"ecolor": INK, "capsize": 3}}
-                axis.bar(position + side, mean, 0.36, **look, **({} if np.isnan(std) else error))
-                axis.annotate(f"{mean:.1f}", (position + side, mean + np.nan_to_num(std)), (0, 3),
-                              textcoords="offset points", ha="center", fontsize=8)  # fmt: skip
-        axis.set_xticks(range(len(groups[title])), groups[title], fontsize=8)
-        axis.grid(axis="x", visible=False)
-        axis.set_ylim(0, 105)
-        axis.set_title(title, fontsize=10)
-        axis.set(xlabel=xlabel, ylabel=ylabel)
-    legend_below(figure, 2, list(labels.values()))
-    return figure
 
 
 def timeline(

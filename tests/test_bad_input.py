@@ -51,187 +51,124 @@ def add(arguments: tuple[str, ...], *named: str, **environment: str) -> None:
     CASES[name] = Case(arguments, named, environment)
 
 
-# Profiles: of every command that has one.
-OF_PROFILES = {
-    "run": ("run", "mbs"), "verify": ("verify", "mbs"),
-    "show": ("show", "mbs"), "status": ("status",), "report": ("report",), "pack": ("pack",),
-    "notebooks": ("notebooks",),
-}  # fmt: skip
-for command in OF_PROFILES.values():
-    for profile in ("fast", "SMOKE", "smoke ", "quick,gpu", "gpü", "\x1b[31msmoke", "\udcff"):
-        add((*command, "--profile", profile), "unknown profile", "smoke, quick")
-    if command[0] != "notebooks":
-        add((*command, "--profile", "view"), "'view'", "computes none")
+# What is given with which option, and what the error says: each kind of mistake once.
+for profile in ("fast", "quick,gpu", "\x1b[31msmoke", "\udcff"):
+    add(("run", "mbs", "--profile", profile), "unknown profile", "smoke, quick")
+for command in ("verify", "show", "status", "report", "pack", "notebooks"):
+    add((command, *(["mbs"] if command == "show" else []), "--profile", "fast"), "unknown profile")
+add(("run", "mbs", "--profile", "view"), "'view'", "computes none")
 
 # Devices: what is none, and what is not here (the machine is made to have no GPU).
-DEVICES = (
-    "tpu", "cpu:7", "cpu:1", "cpu:-1", "cpu:", "CPU", "cpu ", " cpu", "cpu:0:0", "cpu,cuda", "cuda",
-    "cuda:0", "cuda:99", "cuda:", "cuda:x", "cuda:01", "cuda:-1", "Cuda:0", "mps", "xpu:0", "meta",
-    "gpu", "0", "\udcff", f"cuda:{HUGE}",
-)  # fmt: skip
-for device in DEVICES:
+for device in ("tpu", "cpu:7", "cpu ", "cuda", "cuda:99", "cuda:x", "Cuda:0", f"cuda:{HUGE}"):
     add((*FIGURE[:4], "--device", device), "is not available here; allowed are 'cpu'")
-for device in ("cpu:7", "cuda:99", "CPU ", "tpu"):
-    add(("notebooks", "--device", device), "allowed are 'cpu'")
-    add(("notebooks", "-p", f"device={device}"), "allowed are 'cpu'")
-    add(("doctor", "--device", device), "allowed are 'cpu'")
+add(("notebooks", "--device", "tpu"), "allowed are 'cpu'")
+add(("notebooks", "-p", "device=cuda:99"), "allowed are 'cpu'")
+add(("doctor", "--device", "tpu"), "allowed are 'cpu'")
 
-# Seeds.
-SEEDS = (
-    "0", "-3", "-1,", "x", "1,x", "1.5", "1e3", "1,1", "1,-2", ",", "5,,", ",5", "1;2", "3 4",
-    "0x10", "1001", "4294967296,", "18446744073709551616,", "0,18446744073709551617", "9" * 21,
-    HUGE, "٣",
-)  # fmt: skip
-for seeds in SEEDS:
+for seeds in ("0", "-3", "x", "1.5", "1,1", ",", "1001", "4294967296,", HUGE, "٣"):
     add((*FIGURE, "--seeds", seeds), "give how many (3), or a list", "4294967295")
-for seeds in ("0", "x", "1,1", "18446744073709551616,"):
-    add(("notebooks", "--seeds", seeds), "give how many (3), or a list")
-    add(("notebooks", "-p", f"seeds={seeds}"), "give how many (3), or a list")
+add(("notebooks", "--seeds", "1,1"), "give how many (3), or a list")
 
 # Options left empty, as by a variable that a script has not set; options without a value.
 OPTIONS = {
     "run mbs/figure2": "profile device data dataset seeds only set address",
-    "verify mbs": "profile from data",
-    "pack": "profile",
     "show mbs/table4": "profile from set",
-    "status": "profile",
     "report": "profile from output",
     "notebooks": "parameter profile device data seeds",
-    "data": "data",
-    "doctor": "device data",
 }
 for words, options in OPTIONS.items():
     for option in options.split():
         add((*words.split(), f"--{option}", ""), f"--{option}", "it is empty; leave it out")
-        add((*words.split(), f"--{option}"), f"--{option}", "requires an argument", "--help")
-    add((*words.split(), "--color"), "No such option: --color", "--help")
+add(("run", "mbs/figure2", "--only"), "--only", "requires an argument", "--help")
 
 # Commands and arguments.
 add(("reproduce",), "No such command 'reproduce'", "--help")
-add(("--version",), "No such option: --version", "--help")
 add(("\x1b[2J",), "No such command", "--help")
-add(("list", "vgg"), "unknown paper 'vgg'", "mbs, dualbatch")
 add(("run",), "name what to run", "or all")
-add(("status", "mbs"), "unexpected extra argument", "--help")
-add(("doctor", "mbs"), "unexpected extra argument", "--help")
-add(("report", "mbs"), "unexpected extra argument", "--help")
 add(("show",), "Missing argument", "--help")
-add(("show", "mbs/table4", "mbs/table5"), "unexpected extra argument", "--help")
+add(("status", "mbs"), "unexpected extra argument", "--help")
 add(("list", "--profile", "smoke"), "No such option", "--help")
-for command in (("run",), ("show",), ("verify",), ("pack",)):
-    for target in ("vgg", "vgg/table1", "MBS", "mbs ", "/table4", "../mbs", "", "mbs:table4"):
-        add((*command, target), "unknown paper", "choose among mbs, dualbatch")
-for command in (("run",), ("show",)):
-    for target in ("mbs/table9", "mbs/Table4", "mbs/table4/x", "mbs/ table4", "mbs//"):
-        add((*command, target), f"unknown artefact {target!r}", "mbs/table4")
-for command in (("verify",), ("pack",)):
-    add((*command, "mbs/table4"), "unknown paper 'mbs/table4'", "choose among mbs, dualbatch")
-add(("run", "mbs/table4", "vgg", *SMOKE), "unknown paper 'vgg'")
-for command in (("show", "mbs/table4"), ("report",), ("verify", "mbs")):
-    for device in ("tpu", "../local", "Local", "reference", "cpu-2-cores"):
-        add((*command, "--from", device), f"no records of device {device!r}", "choose among local")
+for command in ("run", "show", "verify", "pack", "list"):
+    add((command, "vgg"), "unknown paper 'vgg'", "choose among mbs, dualbatch")
+for target in ("MBS", "/table4", "../mbs", ""):
+    add(("run", target), "unknown paper", "choose among mbs, dualbatch")
+for target in ("mbs/table9", "mbs/Table4", "mbs/table4/x", "mbs//"):
+    add(("show", target), f"unknown artefact {target!r}", "mbs/table4")
+add(("verify", "mbs/table4"), "unknown paper 'mbs/table4'", "choose among mbs, dualbatch")
+for device in ("tpu", "../local"):
+    add(("show", "mbs/table4", "--from", device), f"device {device!r}", "choose among local")
 
 # What is run.
-for only in ("batch", "=3", "batch=", "="):
-    add((*TABLE, "--only", only), "KEY=VALUE")
-for only in ("mini_batch=17", "mini_batch=-16", "mini_batch=1e1", "mini_batch=16.0", "role=u-net"):
+for text in ("batch", "=3", "batch="):
+    add((*TABLE, "--only", text), "KEY=VALUE")
+    add((*TABLE, "--set", text), "KEY=VALUE")
+for only in ("mini_batch=17", "mini_batch=16.0", "role=u-net"):
     add((*TABLE, "--only", only), f"no run of the plan has {only}", "choose among")
-add((*TABLE, "--only", "batch=4"), "batch=4", "their keys are", "mini_batch")
 add((*TABLE, "--only", "mini_batch=16", "--only", "batch=4"), "their keys are")
-for change in ("engine", "=ray", "engine=", "="):
-    add(("run", "dualbatch/table5", *SMOKE, "--set", change), "KEY=VALUE")
-for change in ("engine=dask", "engine=Ray", "engine=local,ray"):
-    for command in (("run", "dualbatch/table5", *SMOKE), ("show", "dualbatch/table5")):
-        add((*command, "--set", change), "unknown engine", "choose among local, ray")
+for command in (("run", "dualbatch/table5", *SMOKE), ("show", "dualbatch/table5")):
+    add((*command, "--set", "engine=dask"), "unknown engine", "choose among local, ray")
 for change, *named in (
     ("engine=ray", "'engine'", "their keys are"), ("dataset={}", "'dataset'", "their keys are"),
-    ("zzz=1", "'zzz'", "their keys are"), ("mini_batch=many", "another type than mini_batch="),
-    ("mini_batch=1.5", "another type"), ("mini_batch=true", "another type"),
-    ("mini_batch=null", "another type"), ("mini_batch=[8]", "another type"),
-    ("mini_batch=NaN", "another type"), ("mini_batch=-8", "below 0", "give one such as"),
+    ("mini_batch=many", "another type than mini_batch="), ("mini_batch=1.5", "another type"),
+    ("mini_batch=[8]", "another type"), ("mini_batch=-8", "below 0", "give one such as"),
     ("mini_batch=0", "leaves nothing", "give one such as"),
-    ("mini_batch=18446744073709551616", "beyond 64 bits"),
-    (f"mini_batch={'9' * 400}", "beyond 64 bits"), (f"mini_batch={HUGE}", "another type"),
-    ("role=VGG", "unknown role", "U-Net"), ("epochs=0", "leaves nothing"),
-    ("epochs=-1", "below 0"),
+    (f"mini_batch={'9' * 400}", "beyond 64 bits"), ("role=VGG", "unknown role", "U-Net"),
 ):  # fmt: skip
     add((*TABLE, "--set", change), *named)
 add((*TABLE, "--set", "epochs=1", "--set", "epochs=2"), "epochs is set twice")
 add(("show", "mbs/table3", "--set", "zzz=1"), "'zzz'", "their keys are")
-add(("show", "mbs/table3", "--set", "mini_batch=x"), "another type")
-add(("show", "mbs/table3", "--set", "mini_batch"), "KEY=VALUE")
-for address in ("auto", "nowhere:1", "\udcff"):
-    add((*FIGURE, "--address", address), "no run of the plan uses Ray", "--set engine=ray")
-for name in ("mnist", "Digits", "digits ", "cifar10,digits", "\udcff"):
+add((*FIGURE, "--address", "auto"), "no run of the plan uses Ray", "--set engine=ray")
+for name in ("mnist", "cifar10,digits", "\udcff"):
     add((*FIGURE, "--dataset", name), "unknown dataset", "digits")
 imagenet = ("run", "all", *SMOKE, "--dataset", "imagenet")
 add(imagenet, "'imagenet' serves no experiment", "digits, photos")
 add(("run", "mbs", *QUICK, "--dataset", "digits", "--dataset", "flowers5"), "the same task")
 add(("run", "mbs", *QUICK, "--dataset", "flowers102"), "flowers102", "$REPRO_DATA", "closed")
-for name in ("mnist", "CIFAR10", "", "../cifar10"):
-    add(("data", name), "unknown dataset", "cifar10")
+add(("data", "CIFAR10"), "unknown dataset", "cifar10")
 
 # Folders of data. (What lies in {root} is made below.)
-for folder in ("missing", "file", "fifo", "loop", "file/below", "dangling"):
-    for command in (FIGURE, ("verify", "mbs"), ("notebooks",), ("doctor",)):
-        add((*command, "--data", f"{{root}}/{folder}"), folder)
+for folder in ("missing", "file", "fifo", "loop", "dangling"):
+    add((*FIGURE, "--data", f"{{root}}/{folder}"), folder)
+for command in (("verify", "mbs"), ("notebooks",), ("doctor",)):
+    add((*command, "--data", "{root}/missing"), "missing")
 
-# Files that are to be written.
+# Files that are to be written, and the folder of results.
 for path, *named in (
-    ("folder", "is a folder"), ("fifo", "no regular file"), ("file/below.html", "file"),
-    ("loop", "symbolic links"), ("loop/below.html", "symbolic links"),
-    (f"{'n' * 300}/x.html", "nnn"),
+    ("folder", "is a folder"), ("fifo", "a regular file is expected"), ("file/below.html", "file"),
+    ("loop", "symbolic links"), (f"{'n' * 300}/x.html", "nnn"),
 ):  # fmt: skip
     add(("report", "--output", f"{{root}}/{path}"), *named)
 add(("report", "--output", "{root}/new/"), "a folder", "give the path of a file")
-for path in ("~nobody-of-that-name/x.html", "~nobody-of-that-name"):
-    add(("report", "--output", path), "no such user", "give a path")
-add(("report", "--output", "/proc/none/report.html"), "/proc/none")
-add(("report", "--output", "/dev/null"), "no regular file")
-
-# The folder of results.
-WRITING = {"run": FIGURE, "report": ("report",), "notebooks": ("notebooks",)}
-for folder in ("file", "file/below", "loop", "fifo", "dangling/../file/x", "n" * 300):
-    for command in WRITING.values():
-        add(command, "{root}"[:0], REPRO_RESULTS=f"{{root}}/{folder}")
-NAMING = (*WRITING.values(), ("status",), ("show", "mbs/table4"), ("verify", "mbs"), ("pack",))
-for command in NAMING:
-    add(command, "~", "name another folder", REPRO_RESULTS="~nobody-of-that-name/results")
-for command in WRITING.values():
+add(("report", "--output", "~nobody-of-that-name/x.html"), "home directory", "give another path")
+for command in (FIGURE, ("report",), ("notebooks",)):
     add(command, "/proc/none", REPRO_RESULTS="/proc/none/results")
+    add(command, "{root}"[:0], REPRO_RESULTS="{root}/file/below")
+add(("status",), "~", "name another folder", REPRO_RESULTS="~nobody-of-that-name/results")
 
 # Notebooks.
-for name in ("99_none", "../01_tiny", "01_tiny.py", "01_TINY", "", "draft"):
+for name in ("99_none", "../01_tiny", ""):
     add(("notebooks", name), f"unknown notebook {name!r}", "choose among 01_tiny")
-for parameter in ("count", "=3", "a b=3", "3x=1", "count.x=1", "="):
+for parameter in ("count", "=3", "count.x=1"):
     add(("notebooks", "-p", parameter), repr(parameter), "NAME=VALUE")
-for parameter in ("cuont=3", "Count=3", "größe=1", "__class__=1"):
-    add(("notebooks", "-p", parameter), "has no parameter", "it has count, data, device")
-for parameter in (
-    "count=many", "count=1.5", "count=True", "count=[1]", "count=", "ratio=high", "ratio=True",
-    "switch=yes", "switch=1", f"count={'(' * 300}",
-):  # fmt: skip
+add(("notebooks", "-p", "cuont=3"), "has no parameter", "it has count, data, device")
+for parameter in ("count=many", "count=1.5", "count=", "ratio=high", "switch=yes"):
     add(("notebooks", "-p", parameter), f"parameter {parameter.split('=')[0]} is", "give ")
 add(("notebooks", "-p", "count=1", "-p", "count=2"), "count is given twice", "give one of them")
-add(("notebooks", "-p", "profile=view", "--profile", "smoke"), "profile is given twice")
-add(("notebooks", "-p", "profile=fast"), "unknown profile 'fast'")
 add(("notebooks", "-p", "reference=tpu"), "'tpu'", "choose among")
 add(("notebooks", "-p", "data={root}/missing"), "missing", "does not exist")
-for given in (("-p", "count=1"), ("--profile", "quick"), ("--device", "cpu"), ("--seeds", "3")):
-    add(("notebooks", "--refresh", *given), "--refresh", "leave it out")
+add(("notebooks", "--refresh", "--seeds", "3"), "--refresh", "leave it out")
 
 # Figures.
 for artefact, out, *named in (
-    ("mbs/table9", "x.svg", "'mbs/table9'", "mbs/figure3"), ("mbs", "x.svg", "whole paper"),
-    ("mbs/table2", "x.svg", "has no figure", "mbs/figure3"), ("mbs/figure3", "x.gif", "'gif'"),
-    ("mbs/figure3", "x", "names no format", "svg, pdf or"),
+    ("mbs", "x.svg", "whole paper"), ("mbs/table2", "x.svg", "has no figure", "mbs/figure3"),
+    ("mbs/figure3", "x.gif", "'gif'"), ("mbs/figure3", "x", "names no format", "svg, pdf or"),
     ("mbs/figure3", "/proc/no/x.svg", "cannot be written", "/proc/no"),
 ):  # fmt: skip
     add(("figure", artefact, "--out", out), *named)
 add(("figure", "mbs/figure3", "--profile", "paper", "--out", "x.svg"), "run mbs/figure3")
 
-# Datasets that cannot be read, and caches that cannot be written.
-for content in ("file", "folder", "fifo", "loop"):
+# Datasets that cannot be read.
+for content in ("file", "fifo"):
     options = (*QUICK, "--data", f"{{root}}/archives/{content}", "--dataset", "flowers5")
     add(("run", "mbs/table4", *options), "flowers5")
 

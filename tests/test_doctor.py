@@ -86,9 +86,9 @@ class TestReport:
     def test_a_failure_is_not_trusted(self, findings):
         bad = dict(findings["selftests"][0], status="failed", difference=None, why="ValueError: no")
         broken = findings | {"selftests": [bad, *findings["selftests"][1:]], "failed": 1}
+        broken["to_do"] = [{"what": what, "do": do} for what, do in doctor._to_do(broken)]
         text = doctor.text(broken)
         assert "ValueError: no" in text and "Do not trust" in text and "6 of 7" in text
-        assert any("ValueError: no" in what for what, _ in doctor._to_do(broken))
 
     def test_a_broken_driver_is_told_and_all_else_goes_on(self, monkeypatch):
         def broken(*arguments):
@@ -102,10 +102,8 @@ class TestReport:
         assert doctor.text(findings).count("driver shutting down") == 3
 
     def test_what_is_missing(self, monkeypatch, tmp_path):
-        """No compiler, datasets, notebook packages, nor a folder to write to."""
-        (tmp_path / "file").write_text("none", encoding="utf-8")
+        """No compiler, datasets, nor notebook packages."""
         monkeypatch.setenv("CXX", "no-such-compiler")
-        monkeypatch.setenv("REPRO_RESULTS", str(tmp_path / "file" / "results"))
         monkeypatch.delenv("REPRO_DATA", raising=False)
         monkeypatch.setattr(paths, "ROOT", tmp_path)
         monkeypatch.setitem(doctor._OPTIONAL, "no_such_module", "sparkle")
@@ -114,9 +112,9 @@ class TestReport:
         assert findings["selftests"][0]["status"] == "not run" and not doctor.broken(findings)
         advice = {one["what"]: one["do"] for one in findings["to_do"]}
         for what, do in {
-            "no C++ compiler": "g++", "results cannot be written": "REPRO_RESULTS",
+            "no C++ compiler": "g++",
             "datasets not here: cifar10": "python -m repro data",
             "no_such_module": "pip install", "no accelerator": "quick",
         }.items():  # fmt: skip
             assert any(what in one and do in advice[one] for one in advice), (what, advice)
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is left behind
+        assert not list(tmp_path.iterdir())  # nothing is left behind

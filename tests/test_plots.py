@@ -34,7 +34,6 @@ SIZES = {
 }
 REFUSED = {"ResNet-50": [32, 64], "U-Net": []}
 
-BARS = {"ResNet-50": {"paper": [(0, 48.0, NAN)], "ours": [(0, 50.0, 1.0), (1, 20.0, NAN)]}}
 ERRORS = {"70 = 4×16 + 6": {"without": 0.0, "with": 0.2}}
 SPANS = [("copy", 0, 0.0, 0.01), ("compute", 0, 0.01, 0.03), ("copy", 1, 0.01, 0.011)]
 EFFECTS = [("gives: reach", 64.0, 32.0, None), ("costs: time", 1.03, 1.4, (1.2, 1.6))]
@@ -48,7 +47,6 @@ ENDS = ((1.0, 10.0), (5.0, 20.0))
 FIGURES = {
     "learning_curves": ((CURVES, STYLES), 2),
     "against_mini_batch": ((SIZES, REFUSED, NEUTRAL, OURS), 4),
-    "grouped_bars": ((BARS, {"ResNet-50": ["low", "high"]}, "side", ["accuracy (%)"], "black"), 2),
     "errors_and_curves": (
         (ERRORS, CURVES["ResNet-50"], ("gradients", "trainings"), STYLES, 1e-9), 2
     ),
@@ -116,8 +114,6 @@ def test_a_papers_points_are_hollow_and_ours_have_their_intervals():
 
 
 def test_what_is_drawn_has_the_values_that_were_given():
-    heights = [patch.get_height() for patch in make("grouped_bars").axes[0].patches]
-    assert sorted(heights) == [20.0, 48.0, 50.0]
     none, some = (line.get_xdata()[0] for line in make("errors_and_curves").axes[0].get_lines()[:2])
     assert 0 < none < 1e-9 and some == 0.2  # a logarithm has no place for 0
     spans = [(p.get_x(), p.get_x() + p.get_width()) for p in make("timeline").axes[0].patches]

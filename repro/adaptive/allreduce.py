@@ -9,21 +9,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from repro.adaptive.averaging import StepTiming
+
 
 class Allreduce:
     """A model in DistributedDataParallel, with timed collectives.
 
     Attributes:
         network: The module to call instead of the model.
-        last_start: Start of the last bucket's communication, by `time.perf_counter`.
     """
 
-    def __init__(
-        self, model: nn.Module, processes: int, group: dist.ProcessGroup, bucket_bytes: int
-    ) -> None:
-        self._processes, self._group = processes, group
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup, bucket_bytes: int) -> None:
+        self._group = group
         self._spans: list[tuple[float, float]] = []
-        self.last_start = 0.0
+        self._last_start = self._blocked_s = 0.0
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         # torch 2.13 has renamed this option.
         name = "forward_sync_buffers"
@@ -33,19 +32,23 @@ class Allreduce:
         self.network = DistributedDataParallel(model, process_group=group, **options)
         self.network.register_comm_hook(None, self._timed_allreduce)
 
-    def take_communication_s(self) -> float:
-        """Return the seconds in which buckets were communicated since the last call."""
+    def end(self) -> None:
+        """Note the end of a mini-batch's backward passes, which wait for the last bucket."""
+        self._blocked_s = time.perf_counter() - self._last_start
+
+    def take_timing(self, total_s: float) -> StepTiming:
+        """Return the times since the last call, `total_s` in total."""
         communication, end = 0.0, 0.0
         for first, last in sorted(self._spans):  # spans of several buckets overlap
             communication += max(0.0, last - max(first, end))
             end = max(end, last)
         self._spans.clear()
-        return communication
+        return StepTiming(total_s, communication, 0.0, self._blocked_s)
 
     def _timed_allreduce(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket as DistributedDataParallel does, and note the time."""
-        start = self.last_start = time.perf_counter()
-        flat = bucket.buffer().div_(self._processes)
+        start = self._last_start = time.perf_counter()
+        flat = bucket.buffer().div_(dist.get_world_size(self._group))
         future = dist.all_reduce(flat, group=self._group, async_op=True).get_future()
 
         def done(ended: torch.futures.Future[list[Tensor]]) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from repro.adaptive.optimizers import is_dense, no_gradient, without_autocast
 from repro.adaptive.processes import PeerError, lost_peer
-from repro.adaptive.reading import Hook, Parameters, held_elsewhere, is_compiled
+from repro.adaptive.reading import Parameters, held_elsewhere, is_compiled
 from repro.measure import accelerator
 
 Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
@@ -68,17 +68,10 @@ def all_gather(flat: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
 def average(
     flat: Tensor, received: Tensor, part: Tensor, method: Method, group: dist.ProcessGroup
 ) -> tuple[float, float]:
-    """Average gradients over processes in two communications, section IV-B.
+    """Average gradients `flat` (P x n) in two communications, section IV-B.
 
-    Args:
-        flat: This process's gradients, (P x n); afterwards the averages.
-        received: Buffer for this process's share from each process, (P x n).
-        part: Buffer for the averages of this process's share, (n,).
-        method: ``"all_to_all"`` or ``"reduce_scatter"``.
-        group: The P processes.
-
-    Returns:
-        Seconds of communication and of the local sum.
+    `received` (P x n) and `part` (n,) are buffers: this process's share from each process, and the
+    averages of it. Returns seconds of communication and of the local sum.
     """
     start, processes = time.perf_counter(), len(flat) // len(part)
     if method == "all_to_all":
@@ -115,12 +108,8 @@ class Bucket:
 
 
 def view_like(piece: Tensor, parameter: Tensor) -> Tensor:
-    """Return a piece of memory in the shape and layout that torch gives a parameter's gradient.
-
-    Fused optimizers traverse parameter, gradient and state in memory order. So a dense parameter's
-    gradient has the parameter's strides; for a parameter with gaps it is contiguous.
-    """
-    if is_dense(parameter):
+    """Return a piece of memory in the shape and layout that torch gives a parameter's gradient."""
+    if is_dense(parameter):  # fused optimizers go through both in the order of memory
         return piece.as_strided(parameter.shape, parameter.stride())
     return piece.view(parameter.shape)
 
@@ -153,8 +142,7 @@ class OverlappedAverager:
     ) -> None:
         self._optimizer, self._method, self._group = optimizer, method, group
         self._timeout_s = timeout_s
-        self._processes = dist.get_world_size(group)
-        self.buckets = make_buckets(model, self._processes, bucket_bytes)
+        self.buckets = make_buckets(model, dist.get_world_size(group), bucket_bytes)
         self.communication_s = self.summation_s = self.blocked_s = 0.0
         self.lost = False  # whether another process is lost, so that waiting would hang
         self.gathering = False  # whether the next backward pass is the last of its mini-batch
@@ -162,41 +150,28 @@ class OverlappedAverager:
         self._steps = 0
         self._saved: list[dict[str, Any]] = []
         self._behind = False  # whether this step's forward pass began with pending updates
-        self._used: set[Any] = set()  # layers called and parameters read in this mini-batch
-        self._owners: dict[nn.Parameter, list[nn.Module]] = {}
-        self._needs: dict[nn.Module, list[Bucket]] = {}  # buckets that a layer waits for
-        self._early: set[Bucket] = set()  # with parameters used outside their own layer
+        self._read: set[Any] = set()  # parameters read from their modules in this mini-batch
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-        device = self.buckets[0].flat.device
-        self._device, self._stream = device, accelerator.new_stream(device)
-        self._handles = []
-        owner = {p: bucket for bucket in self.buckets for p in bucket.views}
-        self._owner = owner
-        for p in owner:
-            self._handles.append(p.register_post_accumulate_grad_hook(Hook(self, "collect")))
+        self._owner = {p: bucket for bucket in self.buckets for p in bucket.views}
+        self._device = self.buckets[0].flat.device
+        self._stream = accelerator.new_stream(self._device)
         compiled = {
             part for module in model.modules() if is_compiled(module) for part in module.modules()
         }
         self._watched = [
             m for m in model.modules() if m not in compiled and "_parameters" in vars(m)
         ]
+        # Parameters that may be read unnoticed, whose updates must not be late.
+        unseen = held_elsewhere(model)
+        for module in set(model.modules()).difference(self._watched):
+            unseen.update(module.parameters(recurse=False))
+        self._at_once = {self._owner[p] for p in unseen if p in self._owner}
         for module in self._watched:
-            vars(module)["_parameters"] = Parameters(module._parameters, self)
-        # An object that holds the parameter itself may read it unnoticed.
-        self._early.update(owner[p] for p in held_elsewhere(model) if p in owner)
-        for module in model.modules():
-            averaged = [p for p in module.parameters(recurse=False) if p in owner]
-            for p in averaged:
-                self._owners.setdefault(p, []).append(module)
-            buckets = list(dict.fromkeys(owner[p] for p in averaged))
-            if module in compiled:  # its hooks would be compiled with it
-                self._early.update(buckets)
-            elif any(True for _ in module.parameters()):
-                # Before the hooks in which torch's weight_norm or pruning compute weights.
-                self._needs[module] = buckets
-                hook = Hook(self, "wait")
-                self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
-        self._at_once = {owner[p] for m in compiled for p in m.parameters() if p in owner}
+            vars(module)["_parameters"] = Parameters(module._parameters, self.update)
+        self._handles = [p.register_post_accumulate_grad_hook(self.collect) for p in self._owner]
+        # The optimizer's state may be one step behind.
+        self._handles.append(optimizer.register_state_dict_pre_hook(lambda _: self.finish()))
+        self._handles.append(optimizer.register_load_state_dict_pre_hook(lambda *_: self.finish()))
         self._queue: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._communicate, name="averaging", daemon=True)
         self._thread.start()
@@ -207,36 +182,24 @@ class OverlappedAverager:
             return  # before the last micro-batch, gradients add up
         bucket = self._owner[parameter]
         assert parameter.grad is not None
-        if parameter.grad.layout is not torch.strided:
+        if parameter.grad.layout is not torch.strided or parameter not in bucket.missing:
             raise ValueError(
-                f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
-                "it dense (sparse=False), or give averaging='allreduce'"
-            )
-        if parameter not in bucket.missing:
-            raise ValueError(
-                f"the gradient of {self._names[parameter]} comes in several parts, as with a layer "
-                "in two reentrant checkpoints: give use_reentrant=False, or averaging='allreduce'"
+                f"the gradient of {self._names[parameter]} is sparse or comes in several parts, as "
+                "of a layer in two reentrant checkpoints: give sparse=False, use_reentrant=False, "
+                "or averaging='allreduce'"
             )
         bucket.views[parameter].copy_(parameter.grad)
         parameter.grad = None
         bucket.missing.remove(parameter)
         self._launch()
 
-    def wait(self, module: nn.Module) -> None:
-        """Apply the updates that a layer needs before it computes."""
-        self._used.add(module)
-        needed = self._needs.get(module, self.buckets)  # all for a shallow copy
-        for bucket in () if self.gathering else (*self._early, *needed):
-            if bucket.pending:
-                self._apply(bucket)
-
-    def ready(self, parameters: Iterable[Any]) -> None:
-        """Apply the updates of parameters before they are read."""
+    def update(self, parameters: Iterable[Any]) -> None:
+        """Apply the updates of parameters that are about to be read."""
         for p in parameters:
             bucket = None if p is None else self._owner.get(p)
             if bucket is None:
                 continue
-            self._used.add(p)
+            self._read.add(p)
             if bucket.pending and not self.gathering:
                 self._apply(bucket)
 
@@ -267,7 +230,7 @@ class OverlappedAverager:
     def begin(self) -> None:
         """Begin a mini-batch."""
         self.blocked_s = 0.0
-        self._used.clear()
+        self._read.clear()
         self._behind = any(bucket.pending for bucket in self.buckets)
 
     def end(self) -> None:
@@ -291,49 +254,39 @@ class OverlappedAverager:
             self._wait(bucket)
             bucket.pending = False
 
-    def drop(self) -> None:
-        """Remove the gradients that `gather` assigned."""
-        for p in self._owner:
-            p.grad = None
-
     def defer(self) -> None:
-        """Save the optimizer's settings for this mini-batch's updates, which are applied later.
+        """Apply the updates that must not be late, and leave the others for later.
 
-        The caller may change the rate, wrap `step` or add hooks in between.
+        Those are by the optimizer's present settings: until then the caller may change the rate,
+        wrap `step` or add hooks.
         """
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
         self._saved = [
             {name: _copied(value) for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
-
-    def apply_compiled(self) -> None:
-        """Apply the updates of compiled layers, which cannot wait for them."""
         for bucket in self.buckets:
-            if bucket in self._at_once and bucket.pending:
+            if bucket in self._at_once:
                 self._apply(bucket)
 
-    def check_applied(self) -> None:
-        """Find parameters that no layer waited for, and that were not read from their module.
+    def check_read(self) -> None:
+        """Find parameters that the forward pass has not read from their modules.
 
-        They may have been read in another place. From then on every forward pass begins with their
-        update.
+        They may have been read in another place, and are not updated late from then on.
 
         Raises:
             RuntimeError: Parameters may have been used before they were updated.
         """
         lacking = [
-            p
-            for p, layers in self._owners.items()
-            if self._owner[p] not in self._early and self._used.isdisjoint((p, *layers))
+            p for p, b in self._owner.items() if p not in self._read and b not in self._at_once
         ]
         behind, self._behind = self._behind, False
-        self._early.update(self._owner[p] for p in lacking)
+        self._at_once.update(self._owner[p] for p in lacking)
         if behind and lacking:
             names = ", ".join(self._names[p] for p in lacking[:5])
             raise RuntimeError(
-                f"the forward pass did not call the layers of {names}, as the first one did, and "
-                "their update was still under way: call the same layers in every step, or give "
+                f"the forward pass did not read {names} from their layers, as the first one did, "
+                "and their update was still under way: call the same layers in every step, or give "
                 "overlap=False"
             )
 
@@ -426,7 +379,7 @@ class OverlappedAverager:
             handle.remove()
         for module in self._watched:
             if isinstance(module._parameters, Parameters):
-                vars(module)["_parameters"] = module._parameters.plain()
+                vars(module)["_parameters"] = dict.copy(module._parameters)
 
 
 def _copied(value: Any) -> Any:

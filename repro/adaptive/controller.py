@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from repro.adaptive.distance import StartingPoint
@@ -61,28 +62,21 @@ class Saturation:
     Attributes:
         patience: Consecutive epochs without a lower cost.
         threshold: A cost counts as lower if it is at least this share below the lowest so far.
-
-    Raises:
-        ValueError: `patience` is below 1, or `threshold` not in [0, 1).
     """
 
     patience: int = 10
     threshold: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.patience < 1 or not 0 <= self.threshold < 1:
-            raise ValueError(
-                f"patience is {self.patience} and threshold {self.threshold}; give at least 1 and "
-                "a share from 0 to below 1"
-            )
+        check_whole("patience", self.patience, 1)
+        check_number("threshold", self.threshold, lambda x: 0 <= x < 1, "from 0 to below 1")
 
 
 class BatchController:
     """The base of all strategies: epochs, θ, warm-up, decay, saving.
 
-    Call `observe` before training with the cost and the parameters at the start, w_0, and after
-    each epoch with that epoch's. Each call returns the setting of the next epoch. All processes
-    observe the same values and so decide the same.
+    Call `observe` before training, and after each epoch. All processes observe the same values and
+    so decide the same.
 
     Args:
         initial_batch: B_s, samples of a mini-batch, over all processes.
@@ -160,39 +154,30 @@ class BatchController:
             epoch_cost: F(w_0), later F(w_i).
             parameters: w, such as ``model.parameters()``; only w_0 is kept.
 
-        Returns:
-            The setting of the next epoch.
-
         Raises:
             DivergedError: The cost or the parameters are not finite.
-            ValueError: The parameters are not those of w_0. Both errors leave the controller
-                unchanged.
+            ValueError: The parameters are not those of w_0. After an error all is as it was.
         """
-        cost = float(epoch_cost)
-        if not math.isfinite(cost):
-            number = self._epochs + 1 if self._start else 0
+        cost, first = float(epoch_cost), self._start is None
+        start = self._start or StartingPoint(parameters)
+        distance = start.distance(start.tensors if first else parameters)
+        if not math.isfinite(cost) or not math.isfinite(distance):
             raise DivergedError(
-                f"the cost of epoch {number} is {cost}: training has diverged; lower initial_lr, "
-                "or max_batch with it"
+                f"the cost of epoch {self._epochs + (not first)} is {cost}, and the distance of "
+                f"the parameters from w_0 {distance}: training has diverged; lower initial_lr, or "
+                "max_batch with it"
             )
-        if self._start is None:
-            start = StartingPoint(parameters)
-            if not math.isfinite(start.distance(start.tensors)):
-                raise ValueError("the initial parameters are not all finite; give trainable ones")
+        if first:
             self._start, self._first_cost = start, cost
             return self.setting
-        distance = self._start.distance(parameters)
-        if not math.isfinite(distance):
-            raise DivergedError(
-                f"the parameters after epoch {self._epochs + 1} are not all finite: training has "
-                "diverged; lower initial_lr, or max_batch with it"
-            )
         # Equation 4. Without a move of the parameters θ is undefined.
         theta = (self._first_cost - cost) / distance if distance > 0 else None
-        wanted = self._next_batch(self._epochs + 1, self._theta, theta, cost)
+        batch = min(self._next_batch(self._epochs + 1, theta, cost), self.max_batch)
         self._epochs += 1
         self._theta = theta
-        self._grow(min(wanted, self.max_batch))
+        # By the batch's actual factor, which B_m may have reduced.
+        self._rate *= (batch / self._batch) ** self.lr_exponent
+        self._batch = batch
         if self._decays_now(cost):
             # Section III-E: first back to μ_0 and times β; from then on only times β.
             self._rate = (self._rate if self._decays else self.initial_lr) * self.decay
@@ -211,17 +196,12 @@ class BatchController:
         before, after = (self.warmup_from + climb * n for n in (number - 1, number))
         return replace(step, lr=after, lr_before=before)
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
+    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         """Return the batch size after epoch n, before the bound `max_batch`."""
         raise NotImplementedError
 
     def _grown(self) -> int:
         return max(self._batch + 1, round(self._batch * self.growth))
-
-    def _grow(self, batch: int) -> None:
-        # The batch's actual factor, which B_m may have reduced.
-        self._rate *= (batch / self._batch) ** self.lr_exponent
-        self._batch = batch
 
     def _decays_now(self, cost: float) -> bool:
         rule = self.decay_at
@@ -261,11 +241,7 @@ class BatchController:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the state of a controller with the same settings.
-
-        Raises:
-            ValueError: The settings differ; the controller stays unchanged.
-        """
+        """Continue from the state of a controller with the same settings; others are refused."""
         ours, saved = self._settings(), state["settings"]
         if ours != saved:
             names = [name for name in ours if ours[name] != saved.get(name)]
@@ -308,12 +284,10 @@ class ThetaController(BatchController):
         initial_lr: μ_0, the rate for B_s.
         growth: Factor by which batch size and rate grow.
         tolerance: Largest relative change of a saturated θ.
-        decay: β.
-        decay_at: Epochs after which the rate decays, or a `Saturation`.
-        warmup: Epochs in which the rate rises to μ_0. They do not count for θ: the small rate
-            keeps w close to w_0, and θ high.
         interval: K, if known; None finds it.
-        **options: `lr_exponent`, `warmup_from`, see `BatchController`.
+        **options: `decay`, `decay_at`, `warmup`, `warmup_from`, `lr_exponent`, see
+            `BatchController`. Epochs of a warm-up do not count for θ: the small rate keeps w close
+            to w_0, and θ high.
 
     Raises:
         ValueError: An argument is out of range.
@@ -332,13 +306,10 @@ class ThetaController(BatchController):
         initial_lr: float,
         growth: float = 2,
         tolerance: float = 0.10,
-        decay: float = 0.1,
-        decay_at: Sequence[int] | Saturation = (),
-        warmup: int = 0,
+        *,
         interval: int | None = None,
         **options: Any,
     ) -> None:
-        options |= {"decay": decay, "decay_at": decay_at, "warmup": warmup}
         super().__init__(initial_batch, max_batch, initial_lr, growth, **options)
         check_number("tolerance", tolerance, lambda x: x >= 0, "at least 0")
         if interval is not None:
@@ -349,9 +320,10 @@ class ThetaController(BatchController):
         self._grown_in = self._losing = 0
         self.fixed_interval = self.interval = interval
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
+    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         """Algorithm 1, lines 7 to 12, after epoch n; `observe` computes θ (line 8, equation 4)."""
-        first, lowest = self._first_cost, min(self._first_cost, self._least_cost)
+        first, before = self._first_cost, self._theta
+        lowest = min(first, self._least_cost)
         progress = cost < lowest
         self._least_cost, self._least_since = min(cost, lowest), min(cost, self._least_since)
         # A new list, since checkpoints hold the old one.
@@ -403,10 +375,7 @@ def _is_falling(costs: Sequence[float]) -> bool:
 
 def _level(costs: Sequence[float]) -> float:
     """Return the value of a straight line through costs at the last one."""
-    x = [i - (len(costs) - 1) / 2 for i in range(len(costs))]
-    mean = sum(costs) / len(costs)
-    slope = sum(a * (c - mean) for a, c in zip(x, costs, strict=True)) / sum(a * a for a in x)
-    return mean + slope * x[-1]
+    return float(np.polyval(np.polyfit(range(len(costs)), costs, 1), len(costs) - 1))
 
 
 def _scatter(costs: Sequence[float]) -> float:

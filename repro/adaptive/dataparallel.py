@@ -8,23 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from repro.adaptive.agreement import (
-    MAKING,
-    all_reduce,
-    broadcast,
-    check_alike,
-    check_same,
-    described,
-)
+from repro.adaptive.agreement import MAKING, broadcast, check_alike, described, gathered
 from repro.adaptive.allreduce import Allreduce
 from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
+from repro.adaptive.controller import check_number, check_whole
 from repro.adaptive.loss_check import Checks, LossCheck, connected, parts_of, weighted
 from repro.adaptive.model_guards import ModelGuard, check_initialized, check_layers
 from repro.adaptive.optimizers import (
@@ -34,10 +28,10 @@ from repro.adaptive.optimizers import (
     no_gradient,
     without_autocast,
 )
-from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
-from repro.adaptive.reading import Hook
+from repro.adaptive.processes import PeerError, share, with_peers
 from repro.measure import accelerator
 from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
+from repro.measure.loss_parts import LossCheckError
 from repro.measure.untouched import stored
 
 LossFunction = Callable[..., Tensor]
@@ -57,48 +51,42 @@ class DataParallel:
     Hooks on tensors (`Tensor.register_hook`) see this process's gradient before averaging. With
     NCCL torch's watchdog finds a peer that hangs.
 
-    The latter two finish an update during the next forward pass, layer by layer. A layer waits for
-    its update when it is called, and so does any code that reads a parameter from its module: in
-    the forward pass (tied weights), in the loss or between steps (a moving average, a clamp,
-    `state_dict`, a copy). A compiled layer is updated in `step`; a parameter that a module also
-    holds in another attribute, such as a list or a closure, before every forward pass. Reading the
-    optimizer's state finishes the update first, too. Code that holds parameters outside the model
-    (a list made before, the optimizer's groups) must call `finish` before reading or changing them,
-    or give ``overlap=False``.
+    The latter two finish an update during the next forward pass, layer by layer: when a parameter
+    is read from its module, by its layer or any other code (tied weights, the loss, a moving
+    average, a clamp, `state_dict`, a copy). A compiled layer is updated in `step`, and so is a
+    parameter that a module also holds in another attribute, such as a list or a closure (as torch's
+    recurrent layers do). Reading the optimizer's state finishes the update first, too. Code that
+    holds parameters outside the model (a list made before, the optimizer's groups) must call
+    `finish` before reading or changing them, or give ``overlap=False``.
 
-    So they step the optimizer bucket by bucket, which is equivalent only for an optimizer that
-    treats every parameter separately: torch's own except LBFGS. Any other (LAMB, LARS), a replaced
-    `step`, and hooks around it are refused. ``overlap=False`` allows any optimizer: `step` has all
-    gradients before it steps the optimizer once. Clipping the gradient's norm and a `GradScaler`
-    also need all gradients before the first update: then communication overlaps only the backward
-    pass.
+    So they step the optimizer bucket by bucket, which is equivalent only for optimizers that treat
+    every parameter separately: torch's own except LBFGS. Others (LAMB, LARS), a replaced `step` and
+    hooks around it need ``overlap=False``: `step` then has all gradients before it steps the
+    optimizer once. Clipping the gradient's norm and a `GradScaler` need that, too: communication
+    then overlaps only the backward pass.
 
     Differs from the paper: gradients are averaged per bucket, not per layer, and the communicating
-    thread is not pinned to a core. This thread also sums, so that an allgather overlaps
-    computation, but not the sums of other layers: all processes must communicate in one order, and
-    sums in another thread would end at different times in each.
+    thread is not pinned to a core. This thread also sums, so that an allgather does not overlap the
+    sums of other layers: all processes must communicate in one order.
 
     Args:
         model: On its device. Parameters and buffers are set to rank 0's.
         loss_fn: Mean loss over its samples, ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)``
             without targets; of torch's own losses also a sum, and a mean by class weights or over
-            targets that are not ignored. Any other must be a mean over samples (or by `weights`),
-            see `check`.
+            targets that are not ignored.
         optimizer: Optimizer of the model's parameters.
         averaging: One of the three.
         micro_batch: Most samples that a process computes at a time; gradients of a larger share
-            add up over pieces. None for no limit.
+            add up over pieces. None, in all processes, for no limit.
         bucket_bytes: Bytes of gradients communicated together. None for 1 MiB on a CPU, and 25 MiB
             on an accelerator, where each bucket costs the host an optimizer's call.
         overlap: Whether updates may end in the next forward pass; False ends them in `step`.
         timeout_s: Seconds after which a process that does not answer counts as lost.
         scaler: A `torch.amp.GradScaler`; its `step` and `update` are called here, for a `step`
-            called under autocast. All processes see the same averaged gradients, and so skip the
-            same steps.
-        clip_grad_norm: Largest l2-norm of the whole mini-batch's gradient in the update, after
-            averaging (and unscaling).
-        shared: The parts of a mini-batch that belong to all samples: names, positions or tensors,
-            see `repro.measure.batches.read_batch`.
+            called under autocast.
+        clip_grad_norm: Largest l2-norm of the whole mini-batch's gradient, after unscaling.
+        shared: The parts of a mini-batch that belong to all samples, see
+            `repro.measure.batches.read_batch`.
         check: ``"first"`` compares the loss of a few samples of the first mini-batch with the loss
             of their parts, calling the model in evaluation mode before the step; for losses other
             than torch's again when a mini-batch has new values, such as padding (on an accelerator
@@ -108,15 +96,13 @@ class DataParallel:
     Attributes:
         rank: This process, from 0.
         processes: Number of processes; 1 without torchrun.
-        timings: One `StepTiming` for each step on a CPU; may be cleared at any time. Empty on a
-            GPU, since the host's clock does not time its streams.
+        timings: One `StepTiming` for each step on a CPU; may be cleared at any time.
         grad_norm: Norm of the last step's gradient before clipping; None without clipping.
 
     Raises:
         ValueError: An argument is out of range, the optimizer is not that of the model's trainable
             parameters, a layer changes its own parameters (an embedding's `max_norm`), or model or
             options differ in another process.
-        LossCheckError: In a step: the loss is no mean over samples (or by `weights`).
         WholeStepError: Updates overlap, and the optimizer needs all gradients at once.
         PeerError: Another process was lost.
     """
@@ -137,16 +123,24 @@ class DataParallel:
         shared: Sequence[Any] = (),
         check: LossCheck = "first",
     ) -> None:
-        _check_arguments(model, averaging, micro_batch, clip_grad_norm, check)
+        if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
+            raise ValueError(f"model is a {type(model).__name__}; give the module itself")
+        for name, choice, allowed in (
+            ("averaging", averaging, METHODS),
+            ("check", check, get_args(LossCheck)),
+        ):
+            if choice not in allowed:
+                raise ValueError(f"{name} is {choice!r}; choose {', '.join(allowed)}")
         check_initialized(model, trained=True)
         self._device = next(model.parameters()).device
         if bucket_bytes is None:
             bucket_bytes = _BUCKET_BYTES[accelerator.is_accelerator(self._device)]
-        if bucket_bytes < 0 or timeout_s <= 0:
-            raise ValueError(
-                f"bucket_bytes is {bucket_bytes} and timeout_s {timeout_s}; give at least 0 and "
-                "more than 0"
-            )
+        check_whole("bucket_bytes", bucket_bytes, 0)
+        check_number("timeout_s", timeout_s, lambda x: x > 0, "above 0")
+        if micro_batch is not None:
+            check_whole("micro_batch", micro_batch, 1)
+        if clip_grad_norm is not None:
+            check_number("clip_grad_norm", clip_grad_norm, lambda x: x > 0, "above 0")
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.averaging, self.micro_batch, self.overlap = averaging, micro_batch, overlap
         self.grad_norm: Tensor | None = None
@@ -160,44 +154,40 @@ class DataParallel:
         if self.processes > 1:
             check_layers(model)
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-        self._guard = ModelGuard(model, self._names, optimizer)
         self.timings: list[StepTiming] = []
         self._averager: OverlappedAverager | None = None
         self._allreduce: Allreduce | None = None
         self._group: dist.ProcessGroup | None = None
         self._asked = self._closed = False  # asked: whether mini-batches were compared
-        self._checks = Checks(model, self._device) if check == "first" else None
+        # The checks' arguments: the last is whether a process may call the model several times.
+        self._checked = model, self._device, micro_batch is not None
+        self._checks = Checks(*self._checked) if check == "first" else None
         self._shared, self._known = tuple(shared), dict[Any, str]()
-        self._handles: list[Any] = []
         if self.processes == 1:
             return
-        self._check_unchanged()
+        if self._in_parts:
+            check_in_parts(optimizer)
         with with_peers(MAKING):
             self._connect(bucket_bytes, timeout_s)
+        self._guard = ModelGuard(model, optimizer, by_nodes=averaging == "allreduce")
 
     def _connect(self, bucket_bytes: int, timeout_s: float) -> None:
         """Connect to the other processes; make model and averaging the same in all."""
         # A separate group, so that the averager's thread never mixes with the caller's collectives.
         group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)
-        self._group = group
-        model = self.model
-        options = [f"averaging {self.averaging!r}", f"bucket_bytes {bucket_bytes}"]
-        check_alike(options + described(model), group)
+        self._group, model = group, self.model
+        pieces = "no micro-batches" if self.micro_batch is None else "micro-batches"
+        lines = [f"averaging {self.averaging!r}", f"bucket_bytes {bucket_bytes}", pieces]
+        remedy = "make the same model with the same options in every process"
+        check_alike(lines + described(model), group, remedy)
         for tensor in (*model.parameters(), *model.buffers()):
             broadcast(tensor.detach(), group)
         if self.averaging == "allreduce":
-            self._allreduce = Allreduce(model, self.processes, group, bucket_bytes)
-            self._guard.note_nodes()
+            self._allreduce = Allreduce(model, group, bucket_bytes)
         else:
             given = model, self.optimizer, self.averaging, group
             self._averager = OverlappedAverager(*given, bucket_bytes, timeout_s)
-            finish = Hook(self, "_finish")  # the optimizer's state may be one step behind
-            self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
-            self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
-
-    def _finish(self, *_: Any) -> None:
-        self.finish()
 
     def step(
         self,
@@ -225,10 +215,10 @@ class DataParallel:
 
         Raises:
             PeerError: Another process was lost.
-            ValueError: The mini-batch is empty, lacks a target for an input, or gave a parameter
-                no gradient; shares do not sum to the mini-batch; the size or the shares differ in
-                another process (checked in the first step); the model, the optimizer or its hooks
-                have changed, see above.
+            LossCheckError: The loss is no mean over samples (or by `weights`), in all processes.
+            ValueError: The mini-batch is empty, lacks a target for an input, gave a parameter no
+                gradient, or differs in another process (checked in the first step); `shares` do not
+                sum to it; the model, the optimizer or its hooks have changed.
             RuntimeError: `close` was called; or a gradient's norm to be clipped without a scaler is
                 not finite, in all processes, before any update.
         """
@@ -236,49 +226,72 @@ class DataParallel:
         if self._closed:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
         batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
-        self._check_unchanged()
-        if self._group is not None and not self._asked:  # once, since it takes time
-            check_same(batch.num_samples, shares, self._group)
-            self._asked = True
-        mine = share(batch.num_samples, self.rank, self.processes, shares)
+        number = batch.num_samples
+        if self._group is not None:
+            self._check_unchanged(number, shares, self._group)
+        mine = share(number, self.rank, self.processes, shares)
         count = mine.stop - mine.start
         ranges = bounds(count, self.micro_batch or count) if count else [(0, 0)]
         pieces = [(mine.start + a, mine.start + b) if count else (0, 0) for a, b in ranges]
-        parts: Sequence[float | Tensor] = [1.0]
-        repeated = len(pieces) > 1
-        if self.processes > 1 or repeated:  # else one backward pass covers the mini-batch
-            parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
+        parts: Sequence[float | Tensor] = [1.0]  # one backward pass covers the mini-batch
+        if self._group is not None or len(pieces) > 1:
+            parts = parts_of(self.loss_fn, batch.targets, weights, number, pieces)
             check_hooks(self._names, expected=self._averager is not None)
-            due = self._checks and self._checks.due(self.loss_fn, batch, weights, repeated)
-            if self._checks and due:
-                self.finish()
-                self._checks.make(self.loss_fn, *due, repeated)
-                start = time.perf_counter()
+            self._check_loss(batch, weights)
+            start = time.perf_counter()
         try:
-            losses, blocked = self._train(batch, pieces, parts)
-        except Exception as error:
-            lost = isinstance(error, PeerError) or is_of_a_peer(error)
-            if self._averager is not None and not lost:
+            with with_peers(len(self.timings) + 1):
+                losses = self._train(batch, pieces, parts)
+        except PeerError:
+            raise
+        except Exception:
+            if self._averager is not None:
                 self._averager.abandon()
-            if isinstance(error, PeerError) or not lost:
-                raise
-            raise PeerError(lost_peer(len(self.timings) + 1, error)) from error
+            raise
         total_s = time.perf_counter() - start
-        if self._averager is not None:
-            # Communications that ended in this step are mostly the previous step's.
-            timing = self._averager.take_timing(total_s)
-        else:
-            communication_s = self._allreduce.take_communication_s() if self._allreduce else 0.0
-            timing = StepTiming(total_s, communication_s, 0.0, blocked)
+        # Communications of an averager that ended in this step are mostly the previous step's.
+        engine = self._averager or self._allreduce
+        timing = engine.take_timing(total_s) if engine else StepTiming(total_s, 0.0, 0.0, 0.0)
         if self._device.type == "cpu":
             self.timings.append(timing)
         return torch.stack(losses).sum()
 
+    def _check_unchanged(
+        self, samples: int, shares: Sequence[int] | None, group: dist.ProcessGroup
+    ) -> None:
+        """Refuse changes of model and optimizer, and mini-batches that differ between processes."""
+        self._guard.check()
+        if self._in_parts:
+            check_in_parts(self.optimizer)
+        if not self._asked:  # once, since it takes time
+            lines = [f"a mini-batch of {samples} samples", f"shares of {shares and [*shares]}"]
+            remedy = "give the same in every process: the whole mini-batch, and a share for each"
+            check_alike(lines, group, remedy)
+            self._asked = True
+
+    def _check_loss(self, batch: Batch, weights: Any) -> None:
+        """Compare the loss with its parts', if due; all processes refuse it, or none."""
+        due = self._checks and self._checks.due(self.loss_fn, batch, weights)
+        if not self._checks or not due:
+            return
+        self.finish()
+        error: Exception | None = None
+        try:
+            self._checks.make(self.loss_fn, *due)
+        except Exception as own:
+            error = own
+        texts = ["" if error is None else str(error) or repr(error)]
+        if self._group is not None:
+            texts = gathered(texts[0], self._group, "checking the loss")
+        if refused := [(rank, text) for rank, text in enumerate(texts) if text]:
+            self._checks = Checks(*self._checked)  # similar mini-batches are refused, too
+            raise error or LossCheckError("rank {}: {}".format(*refused[0]))
+
     def _train(
         self, batch: Batch, pieces: Sequence[tuple[int, int]], parts: Sequence[float | Tensor]
-    ) -> tuple[list[Tensor], float]:
-        """Compute pieces and update; return losses and seconds blocked by an allreduce."""
-        losses, blocked = [], 0.0
+    ) -> list[Tensor]:
+        """Compute pieces and update; return their losses."""
+        losses = []
         if self._averager is not None:
             self._averager.begin()
         self.optimizer.zero_grad(set_to_none=True)
@@ -287,16 +300,19 @@ class DataParallel:
             piece = batch.slice(a, max(b, 1))
             losses.append(self._pass(*piece, part * self.processes, number == len(pieces) - 1))
         if self._allreduce is not None:
-            blocked = time.perf_counter() - self._allreduce.last_start
-            self._check_gradients()
+            self._allreduce.end()
+            named = self._names.items()
+            if lacking := [name for p, name in named if p.requires_grad and p.grad is None]:
+                raise ValueError(no_gradient(lacking))
         if self._averager is not None:
             self._averager.end()
-        if self._averager is not None and self._in_parts:
-            self._averager.defer()
-            self._averager.apply_compiled()
-        else:
+            if self._in_parts:
+                self._averager.defer()
+                return losses
+            self._averager.gather()
+        with without_autocast(self._device.type):
             self._update()
-        return losses, blocked
+        return losses
 
     @property
     def _in_parts(self) -> bool:
@@ -304,43 +320,22 @@ class DataParallel:
         whole = self._clip is not None or self._scaler is not None or not self.overlap
         return self.processes > 1 and self.averaging != "allreduce" and not whole
 
-    def _check_unchanged(self) -> None:
-        """Refuse changes of model and optimizer, and hooks that would see partial gradients."""
-        if self.processes == 1:
-            return
-        self._guard.check(self.model, self.optimizer)
-        if self._in_parts:
-            check_in_parts(self.optimizer)
-
     def _update(self) -> None:
         """Apply the update of the whole mini-batch at once."""
-        try:
-            if self._averager is not None:
-                self._averager.gather()
-            with without_autocast(self._device.type):
-                self._clip_and_step()
-        finally:
-            if self._averager is not None:
-                self._averager.drop()
-
-    def _clip_and_step(self) -> None:
+        scaler = self._scaler
         if self._clip is not None:
-            if self._scaler is not None:
-                self._scaler.unscale_(self.optimizer)
-            strict = self._scaler is None  # a scaler skips a step with infinite gradients
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
             self.grad_norm = nn.utils.clip_grad_norm_(
-                self.model.parameters(), self._clip, error_if_nonfinite=strict
+                self.model.parameters(),
+                self._clip,
+                error_if_nonfinite=scaler is None,  # a scaler skips such a step
             )
-        if self._scaler is None:
+        if scaler is None:
             self.optimizer.step()
         else:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-
-    def _check_gradients(self) -> None:
-        named = self._names.items()
-        if lacking := [name for p, name in named if p.requires_grad and p.grad is None]:
-            raise ValueError(no_gradient(lacking))
+            scaler.step(self.optimizer)
+            scaler.update()
 
     def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
         ddp = self._allreduce.network if self._allreduce is not None else None
@@ -355,7 +350,7 @@ class DataParallel:
                 loss = torch.zeros_like(loss.detach())
             loss = connected(weighted(loss, part), outputs)
             if self._averager is not None:
-                self._averager.check_applied()
+                self._averager.check_read()
                 self._averager.gathering = last
             scaled = loss if self._scaler is None else self._scaler.scale(loss)
             with without_autocast(self._device.type):
@@ -403,14 +398,14 @@ class DataParallel:
             if buffer.is_floating_point() or buffer.is_complex():
                 # gloo sums only few types, in contiguous memory.
                 whole = stored(buffer.detach())
-                small = buffer.dtype.itemsize < 2
-                kind = torch.float32 if small else torch.promote_types(buffer.dtype, torch.float32)
+                kind = torch.complex128 if buffer.is_complex() else torch.float64
                 wide = whole.to(kind).contiguous().resolve_conj()
                 self._sum(torch.view_as_real(wide) if wide.is_complex() else wide)
                 whole.copy_(wide / self.processes)
 
     def _sum(self, tensor: Tensor) -> None:
-        all_reduce(tensor, self._group, len(self.timings) or MAKING)
+        with with_peers(len(self.timings) or MAKING):
+            dist.all_reduce(tensor, group=self._group)
 
     def close(self) -> None:
         """Finish, and remove all hooks from the model, even if finishing fails.
@@ -425,27 +420,4 @@ class DataParallel:
         finally:
             if self._averager is not None:
                 self._averager.close()
-            for handle in self._handles:
-                handle.remove()
             self._averager = self._allreduce = None
-
-
-def _check_arguments(
-    model: Any, averaging: str, micro_batch: int | None, clip: float | None, check: str
-) -> None:
-    """Refuse arguments of `DataParallel` that are out of range."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"model is a {type(model).__name__}, which is no module; give the model itself, "
-            "and micro_batch= to compute a mini-batch in parts"
-        )
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError("the model is a DistributedDataParallel; give the model within it")
-    if averaging not in METHODS:
-        raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch is {micro_batch}; give at least 1, or None")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip_grad_norm is {clip}; give a number above 0, or None")
-    if check not in ("first", "off"):
-        raise ValueError(f"check is {check!r}; choose first, off")

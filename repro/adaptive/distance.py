@@ -1,6 +1,7 @@
 """Distance from the initial parameters: the norm in equation 4, with one copy of the start."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -33,39 +34,28 @@ class StartingPoint:
             ValueError: Number or shapes of the parameters are not those of w_0.
         """
         current = [p.detach() for p in parameters]
-        shapes = [tuple(p.shape) for p in current]
-        wanted = [tuple(p.shape) for p in self.tensors]
-        if shapes != wanted:
-            raise ValueError(
-                f"{_what_differs(shapes, wanted)}; give the parameters of the same model, in the "
-                "same order"
-            )
+        for number, (now, before) in enumerate(zip_longest(current, self.tensors)):
+            if now is None or before is None or now.shape != before.shape:
+                shapes = ["missing" if p is None else tuple(p.shape) for p in (now, before)]
+                raise ValueError(
+                    f"parameter {number} is {shapes[0]}, and {shapes[1]} in w_0; give those of the "
+                    "same model in the same order, by model.parameters() each time (an iterator is "
+                    "spent after one use)"
+                )
         totals: dict[torch.device, Tensor] = {}
         for now, before in zip(current, self.tensors, strict=True):
             zero = torch.zeros((), dtype=torch.float64, device=now.device)
             total = totals.setdefault(now.device, zero)
-            for piece in _pieces(now):
-                gap = torch.sub(now[piece], before[piece].to(now.device, non_blocking=True))
+            for piece, start in zip(_pieces(now), _pieces(before), strict=True):
+                gap = torch.sub(piece, start.to(now.device, non_blocking=True))
                 if gap.dtype in (torch.float16, torch.bfloat16):  # squares would overflow
                     gap = gap.float()
                 total += gap.square_().sum(dtype=torch.float64)
         return float(sum(float(total) for total in totals.values()) ** 0.5)
 
 
-def _pieces(tensor: Tensor) -> Iterator[slice | tuple[()]]:
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
     """Cut a tensor of any layout into rows that hold at most `CHUNK` elements together."""
-    if tensor.dim() == 0:
-        yield ()
-        return
-    rows = max(1, CHUNK * len(tensor) // max(1, tensor.numel()))
-    for start in range(0, len(tensor), rows):
-        yield slice(start, start + rows)
-
-
-def _what_differs(shapes: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> str:
-    if len(shapes) != len(wanted):
-        spent = " (a generator is spent after one use: call model.parameters() each time)"
-        counts = f"{len(shapes)} parameters were given, and w_0 has {len(wanted)}"
-        return counts if shapes else counts + spent
-    number = next(i for i, (a, b) in enumerate(zip(shapes, wanted, strict=True)) if a != b)
-    return f"parameter {number} has the shape {shapes[number]}, and {wanted[number]} in w_0"
+    rows = torch.atleast_1d(tensor)
+    pieces: tuple[Tensor, ...] = rows.split(max(1, CHUNK * len(rows) // max(1, rows.numel())))
+    return pieces

@@ -1,8 +1,7 @@
 """Measures of gradients that choose a batch size: norms, noise, and the cost F itself.
 
-None of these functions changes the model or the loss: parameters, gradients, buffers, modes, other
-attributes and random states are restored when a call ends, even by an error;
-`repro.measure.untouched.Snapshot` lists the attributes that are covered.
+None of these functions changes the model or the loss: when a call ends, even by an error, all that
+`repro.measure.untouched.Snapshot` lists is restored.
 """
 
 import itertools
@@ -16,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repro.adaptive.controller import DivergedError
+from repro.adaptive.controller import DivergedError, check_number
 from repro.adaptive.loss_check import NotComparableError, check_loss_adds_up, is_torchs, weighted
 from repro.adaptive.model_guards import check_initialized
 from repro.measure.batches import Batch, call_model, read_batch, to_device
-from repro.measure.containers import BatchError
 from repro.measure.loss_parts import LossCheckError, known_loss
 from repro.measure.telling import Novelty
 from repro.measure.untouched import seed_all, untouched
@@ -88,12 +86,9 @@ def gradient_norms(
 
     Returns:
         One norm per batch size, in ascending order.
-
-    Raises:
-        ValueError: A size is below 1 or above the number of samples, or given twice.
     """
-    sizes = sorted(batch_sizes)
-    if not sizes or sizes[0] < 1 or len(set(sizes)) < len(sizes) or batches < 1:
+    sizes = sorted(set(batch_sizes))
+    if not sizes or sizes[0] < 1 or len(sizes) < len(batch_sizes) or batches < 1:
         raise ValueError(
             f"batch sizes are {list(batch_sizes)} and batches {batches}; give at least one size, "
             "distinct ones of at least 1, and at least 1 mini-batch"
@@ -122,22 +117,12 @@ def stable_batch(norms: Sequence[GradientNorm], tolerance: float = 0.10) -> int:
     Args:
         norms: Norms measured by `gradient_norms`.
         tolerance: Share by which a norm may lie below the smallest batch size's norm.
-
-    Raises:
-        ValueError: There is no norm, or `tolerance` is not in [0, 1).
     """
-    if not norms or not 0 <= tolerance < 1:
-        raise ValueError(
-            f"{len(norms)} norms and a tolerance of {tolerance}; give at least one norm and a "
-            "share from 0 to below 1"
-        )
+    check_number("tolerance", tolerance, lambda x: 0 <= x < 1, "from 0 to below 1")
     ordered = sorted(norms, key=lambda norm: norm.batch_size)
-    best = ordered[0].batch_size
-    for norm in ordered[1:]:
-        if norm.mean < (1 - tolerance) * ordered[0].mean:
-            break
-        best = norm.batch_size
-    return best
+    least = (1 - tolerance) * ordered[0].mean
+    *_, largest = itertools.takewhile(lambda norm: norm.mean >= least, ordered)
+    return largest.batch_size
 
 
 def max_stable_batch(
@@ -181,9 +166,6 @@ def noise_scale(
         model: See `gradient_norms`, also for `data`, `loss_fn` and `seed`.
         batch_size: B, the small batch.
         batches: n, at least 2.
-
-    Raises:
-        ValueError: `batch_size` is below 1, or there are fewer than 2 mini-batches of it.
     """
     check_initialized(model, trained=True)
     small, mean, count = 0.0, None, 0
@@ -226,42 +208,40 @@ def full_cost(
 
     Args:
         model: The network.
-        data: See `gradient_norms`; or any iterable of mini-batches with its own batch size, such as
-            a DataLoader. All samples are used. Each mini-batch is a pair (inputs, targets), of any
-            structure, see `repro.measure.batches`.
+        data: See `gradient_norms`; or any iterable of mini-batches of its own size, such as a
+            DataLoader: pairs (inputs, targets) of any structure, see `repro.measure.batches`.
         batch_size: Samples computed at a time.
         loss_fn: One of torch's losses, or any mean over samples.
         seed: Seed of the model's own random numbers.
 
     Raises:
         ValueError: There is no data, all targets are ignored, or a mini-batch's loss is NaN.
+        BatchError: A mini-batch for a custom loss cannot be divided.
         LossCheckError: A custom loss is no mean over samples.
         DivergedError: The parameters are not finite.
     """
     check_initialized(model)
     device, known = _device(model), known_loss(loss_fn)
     summed = known is not None and known.reduction == "sum"
-    number, novelty, to_check = 0, Novelty[Batch](), list[Batch | None]()
+    number, novelty, to_check = 0, Novelty[Batch](), list[Batch]()
     with _untouched(model, loss_fn, seed):
         total = torch.zeros((), dtype=torch.float64, device=device)
         divisor: float | Tensor = 0.0
         for inputs, targets in _draw(data, batch_size, None, None):
-            if not (samples := _samples(inputs)):
-                continue
             number += 1
             loss = loss_fn(call_model(model, to_device(inputs, device)), to_device(targets, device))
             each = None if known is None or summed else known.counts(targets)
-            part = (1.0 if summed else float(samples)) if each is None else each.sum()
+            part = each.sum() if each is not None else 1.0 if summed else float(_samples(inputs))
             total += weighted(loss.double(), part)
             divisor = 1.0 if summed else divisor + part
             if not is_torchs(loss_fn):
-                to_check += _new(novelty, inputs, targets)
-        if number > 1:
-            _check_mean(model, loss_fn, to_check, device)
-        cost = float(total) / float(divisor) if number and float(divisor) > 0 else math.nan
+                batch = read_batch(inputs, targets)
+                if (new := novelty.newest(batch, batch)) is not None:
+                    to_check.append(new)
+        for batch in to_check if number > 1 else ():
+            _check_mean(model, loss_fn, batch, device)
+        cost = float(total) / float(divisor) if float(divisor) > 0 else math.nan
         finite = math.isfinite(cost) or all(bool(p.isfinite().all()) for p in model.parameters())
-    if not number:
-        raise ValueError("there is no data to compute the cost of; give at least one sample")
     if not finite:
         raise DivergedError(
             f"the cost is {cost} and parameters are not finite: training has diverged; lower the "
@@ -269,32 +249,19 @@ def full_cost(
         )
     if math.isnan(cost):
         raise ValueError(
-            "the cost is nan: every target is ignored or weighs nothing, a loss of one's own finds "
-            "no target in a mini-batch, or inputs are not finite; leave such samples out, or give "
-            "one of torch's losses, of which ignored targets are known"
+            f"the cost of {number} mini-batches is nan: every target is ignored or weighs nothing, "
+            "a loss of one's own finds no target in a mini-batch, or inputs are not finite; leave "
+            "such samples out, or give one of torch's losses, of which ignored targets are known"
         )
     return cost
 
 
-def _new(novelty: Novelty[Batch], inputs: Any, targets: Any) -> list[Batch | None]:
-    """Return a list with the mini-batch if it has new values; [None] if it cannot be read."""
-    try:
-        batch = read_batch(inputs, targets)
-    except BatchError:
-        return [None]
-    new = novelty.newest(batch, batch)
-    return [] if new is None else [new]
-
-
 def _check_mean(
-    model: nn.Module, loss_fn: LossFunction, batches: Sequence[Batch | None], device: torch.device
+    model: nn.Module, loss_fn: LossFunction, batch: Batch, device: torch.device
 ) -> None:
     """Refuse a loss that is no mean over samples."""
     try:
-        for batch in batches:
-            if batch is None:
-                raise NotComparableError
-            check_loss_adds_up(model, loss_fn, batch, None, device, (True,))
+        check_loss_adds_up(model, loss_fn, batch, None, device, (True,))
     except NotComparableError as error:
         text = f"full_cost: {error}; where it is no mean over samples add up the cost yourself"
         warnings.warn(text, UserWarning, stacklevel=4)
@@ -347,20 +314,7 @@ def _draw(
 ) -> Iterator[tuple[Any, Any]]:
     """Yield at most `batches` full mini-batches; with None all of the data, with the rest."""
     if hasattr(data, "set_batch_size"):
-        before, epoch = data.batch_size, getattr(data, "epoch", None)
-        data.set_batch_size(size)
-        try:
-            for number, (inputs, targets) in enumerate(map(_pair, data)):
-                samples = _samples(inputs)
-                if batches is not None and (number == batches or samples < size):
-                    if number == 0:
-                        raise ValueError(f"a batch size of {size} is above the data's {samples}")
-                    return
-                yield inputs, targets
-        finally:
-            data.set_batch_size(before)
-            if epoch is not None:  # iterating began a new epoch
-                data.set_epoch(epoch)
+        yield from itertools.islice(_load(data, size, batches is not None), batches)
         return
     pair = isinstance(data, tuple | list) and len(data) == 2
     if not pair or not all(isinstance(part, Tensor) for part in data):
@@ -373,17 +327,34 @@ def _draw(
         return
     inputs, targets = data
     count = len(inputs)
-    if len(targets) != count:
-        raise ValueError(f"{count} inputs but {len(targets)} targets; give one for each")
-    if size < 1 or (batches is not None and size > count):
-        raise ValueError(f"a batch size of {size}, and {count} samples; give 1 to {count}")
-    if batches is None or seed is None:
-        yield from zip(inputs.split(size), targets.split(size), strict=True)
-        return
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    for start in range(0, min(batches, count // size) * size, size):
-        chosen = order[start : start + size].to(inputs.device)
+    if len(targets) != count or size < 1 or (batches is not None and size > count):
+        raise ValueError(
+            f"{count} inputs, {len(targets)} targets and a batch size of {size}; give a target for "
+            f"each input and a size of 1 to {count}"
+        )
+    order = torch.arange(count)
+    if batches is not None and seed is not None:
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        order = order[: min(batches, count // size) * size]
+    for chosen in order.to(inputs.device).split(size) if count else ():
         yield inputs[chosen], targets[chosen]
+
+
+def _load(loader: Any, size: int, full: bool) -> Iterator[tuple[Any, Any]]:
+    """Yield a loader's mini-batches of a size, up to one that is smaller if they must be `full`."""
+    before, epoch = loader.batch_size, getattr(loader, "epoch", None)
+    loader.set_batch_size(size)
+    try:
+        for number, (inputs, targets) in enumerate(map(_pair, loader)):
+            if full and (samples := _samples(inputs)) < size:
+                if number == 0:
+                    raise ValueError(f"a batch size of {size} is above the data's {samples}")
+                return
+            yield inputs, targets
+    finally:
+        loader.set_batch_size(before)
+        if epoch is not None:  # iterating began a new epoch
+            loader.set_epoch(epoch)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ The checks are made before the first mini-batch is computed.
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,6 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 
 from repro.measure.batches import Batch, call_model, leaves_of, replaced, to_device
 from repro.measure.loss_parts import (
-    Comparison,
     Evaluated,
     LossCheckError,
     compare,
@@ -108,54 +108,51 @@ class Checks:
 
     The first mini-batch checks the loss (see `check_loss_adds_up`) and the model (see
     `check_model`). The loss is checked again if it is replaced and, unless it is one of torch's,
-    if a mini-batch has new values, such as padding (see `repro.measure.telling.Novelty`). No
-    process waits for another, and all decide the same.
+    if a mini-batch has new values, such as padding (see `repro.measure.telling.Novelty`).
+
+    Args:
+        model: The model.
+        device: Its device.
+        repeated: Whether a process calls the model several times for a mini-batch.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model, self._device = model, device
+    def __init__(self, model: nn.Module, device: torch.device, repeated: bool) -> None:
+        self._model, self._device, self._repeated = model, device, repeated
         self._novelty: Novelty[tuple[Batch, Any]] = Novelty()
         self._checked: Any = None  # the loss checked last
-        self._ways: set[bool] = set()  # values of `repeated` for which the model was checked
-        self._told: set[str] = set()
+        self._model_checked = self._told = False
 
     def due(
-        self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any, repeated: bool
+        self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any
     ) -> tuple[Batch, Any] | None:
         """Return the mini-batch and weights to check now with `make`, or None."""
         item = batch, weights
-        first = None if self._checked is loss_fn and repeated in self._ways else item
+        first = None if self._checked is loss_fn and self._model_checked else item
         return first if is_torchs(loss_fn) else self._novelty.newest(batch, item) or first
 
-    def make(
-        self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any, repeated: bool
-    ) -> None:
-        """Check a mini-batch; `repeated`: a process calls the model several times for it.
+    def make(self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any) -> None:
+        """Check a mini-batch.
 
         Raises:
             LossCheckError: The loss differs from its parts' combined loss.
         """
-        new = self._novelty.values
+        new, made = self._novelty.values, True
         try:
             made = check_loss_adds_up(self._model, loss_fn, batch, weights, self._device, new=new)
         except NotComparableError as error:
-            made = True
-            self._tell("loss", f"{error}; where it is no mean over samples give weights=")
-        except LossCheckError:
-            self._novelty, self._checked = Novelty(), None  # similar mini-batches are refused, too
-            raise
-        if repeated not in self._ways and batch.num_samples > 2:
-            self._ways.add(repeated)
-            for kind, text in check_model(self._model, batch, self._device, repeated):
-                self._tell(kind, text)
+            if not self._told:
+                _warn(f"{error}; where it is no mean over samples give weights=")
+            self._told = True
+        if not self._model_checked and batch.num_samples > 2:
+            self._model_checked = True
+            if text := check_model(self._model, batch, self._device, self._repeated):
+                _warn(text)
         if made:
             self._checked = loss_fn
 
-    def _tell(self, kind: str, text: str) -> None:
-        """Warn once of each kind."""
-        if kind not in self._told:
-            self._told.add(kind)
-            warnings.warn(f"{text}; check='off' checks nothing", UserWarning, stacklevel=4)
+
+def _warn(text: str) -> None:
+    warnings.warn(f"{text}; check='off' checks nothing", UserWarning, stacklevel=5)
 
 
 class NotComparableError(Exception):
@@ -182,8 +179,7 @@ def check_loss_adds_up(
 
     Compared are its value and its gradient by the model's outputs; for a loss that the model
     computes itself only the value. The model is called without a graph and in evaluation mode (in
-    training mode if its outputs have another form there). Parameters, buffers, modes and generators
-    are restored.
+    training mode if its outputs have another form there). Everything is restored.
 
     `modes` are tried in order until the model can be called, False for evaluation; `new` are labels
     that no earlier mini-batch had. Returns False, undecided, for fewer than three samples and for
@@ -197,19 +193,14 @@ def check_loss_adds_up(
     if batch.num_samples < 3:
         return False
     order, ends = _some(batch, new)
-    few = ends[0][1]
-    parts = [batch.take(order[:few]), batch.take(order[few:])]
-    whole = batch.take(order)
+    groups = [batch.take(order[a:b]) for a, b in ends]
     if weights is not None:
         weights = torch.as_tensor(weights, dtype=torch.float64)[order]
-    factors = [float(f) for f in parts_of(loss_fn, whole[1], weights, len(order), ends)]
+    parts = parts_of(loss_fn, groups[0][1], weights, len(order), ends[1:])
 
-    targets = [whole[1], *(target for _, target in parts)]
-
-    def loss_of(outputs: Any, targets: Any) -> Tensor:
-        if targets is None:
-            return loss_fn(outputs)
-        return loss_fn(outputs, to_device(targets, device))
+    def loss_of(targets: Any, outputs: Any) -> Tensor:
+        given = () if targets is None else (to_device(targets, device),)
+        return loss_fn(outputs, *given)
 
     def forward(inputs: Any) -> Any:
         with torch.no_grad():
@@ -219,25 +210,35 @@ def check_loss_adds_up(
         try:
             with _in_mode(training, model, loss_fn) as before:
                 at_first = before.generators()
-                outputs = forward(whole[0])
+                outputs = forward(groups[0][0])
                 drawn_from = before.generators()
-                losses = _by_outputs(loss_of, outputs, targets, ends)
+                losses = _by_outputs(loss_of, outputs, groups, ends)
                 if losses is None:  # the model's own loss
                     drawn_from = at_first
                     if training or normalises_by_batch(model.modules()):
                         break
-                    every = [outputs, *(forward(inputs) for inputs, _ in parts)]
-                    losses = _by_values(loss_of, every, targets)
+                    losses = [evaluate(partial(loss_of, y), forward(x)) for x, y in groups]
                 if before.generators() != drawn_from:
                     break
         except Exception:
             # Some models cannot evaluate, and some losses need outputs in training mode. Any other
             # failure is raised by the training step itself.
             continue
-        if not torch.isfinite(losses[0].loss):
+        whole, *pieces = losses
+        if not torch.isfinite(whole.loss):
             return False
-        found = compare(losses[0], losses[1:], factors)
-        _refuse(found, _tolerance(model, outputs, device), few, len(order))
+        found = compare(whole, pieces, [float(part) for part in parts])
+        if max(found.value, found.gradient) > _tolerance(model, outputs, device):
+            raise LossCheckError(
+                f"the loss of {len(order)} samples of the mini-batch is {found.whole:.6g} at once "
+                f"and {found.combined:.6g} in two parts, as processes and micro-batches compute it "
+                f"(its value is off by {found.value:.2g} of its size, its gradient by "
+                f"{found.gradient:.2g}): it is no mean over samples. Give weights= to step, what "
+                "each sample counts in the loss, such as its tokens that are not ignored or its "
+                "classes' weights; or one of torch's own losses, whose class weights, ignored "
+                "labels and sums are known; a loss that compares samples or takes a root of their "
+                "mean cannot be divided. check='off' computes it all the same"
+            )
         return True
     raise NotComparableError
 
@@ -252,70 +253,38 @@ def _in_mode(training: bool, *roots: Any) -> Iterator[Snapshot]:
         yield before
 
 
-@torch.no_grad()
-def _by_values(
-    loss_of: Callable[[Any, Any], Tensor], outputs: Sequence[Any], targets: Sequence[Any]
-) -> list[Evaluated]:
-    """Return the losses that a model itself computes, of the whole and of each part."""
-    size = max([float(x.abs().max()) for x in _floats(outputs[0]) if x.numel()], default=0.0)
-    pairs = zip(outputs, targets, strict=True)
-    return [Evaluated(loss_of(*pair).double(), [], size, True) for pair in pairs]
-
-
 def _by_outputs(
     loss_of: Callable[[Any, Any], Tensor],
     outputs: Any,
-    targets: Sequence[Any],
+    groups: Sequence[tuple[Any, Any]],
     ends: Sequence[tuple[int, int]],
 ) -> list[Evaluated] | None:
     """Return the losses of given outputs, of the whole and of each part.
 
     None if the loss is not a function of the samples' outputs.
     """
-    count, leaves = ends[-1][1], leaves_of(outputs)
-    whole = evaluate(lambda copies: loss_of(copies, targets[0]), outputs, samples=count)
-    if whole.inside or not any(bool(gradient.any()) for gradient in whole.gradients):
-        return None
-    losses = [whole]
-    for (start, stop), target in zip(ends, targets[1:], strict=True):
+    losses: list[Evaluated] = []
+    for (start, stop), (_, targets) in zip(ends, groups, strict=True):
         piece = [
-            leaf[start:stop] if isinstance(leaf, Tensor) and leaf.shape[:1] == (count,) else leaf
-            for leaf in leaves
+            leaf[start:stop] if isinstance(leaf, Tensor) and leaf.shape[:1] == ends[0][1:] else leaf
+            for leaf in leaves_of(outputs)
         ]
-
-        def loss(copies: Any, target: Any = target) -> Tensor:
-            return loss_of(copies, target)
-
-        losses.append(evaluate(loss, replaced(outputs, piece), samples=stop - start))
+        given = replaced(outputs, piece)
+        losses.append(evaluate(partial(loss_of, targets), given, samples=stop - start))
+        if losses[0].inside or not any(bool(each.any()) for each in losses[0].gradients):
+            return None
     return losses
 
 
-def _refuse(found: Comparison, allowed: float, first: int, number: int) -> None:
-    if (largest := max(found.value, found.gradient)) <= allowed:
-        return
-    off = f"{largest:.2g}" if largest < float("inf") else "not finite, and so wholly"
-    raise LossCheckError(
-        f"the loss of {number} samples of the mini-batch is {found.whole:.6g} at once and "
-        f"{found.combined:.6g} in parts of {first} and {number - first}, as processes and "
-        f"micro-batches compute it (value or gradient off by {off} of its size): it is no mean "
-        "over samples. Give weights= to step, what each sample counts in the loss, such as its "
-        "tokens that are not ignored or its classes' weights; or one of torch's own losses, "
-        "whose class weights, ignored labels and sums are known; a loss that compares samples "
-        "or takes a root of their mean cannot be divided. check='off' computes it all the same"
-    )
-
-
-def check_model(
-    model: nn.Module, batch: Batch, device: torch.device, repeated: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) of each difference in the model between pieces and the whole mini-batch.
+def check_model(model: nn.Module, batch: Batch, device: torch.device, repeated: bool) -> str | None:
+    """Return in words how the model's pieces differ from the whole mini-batch, None if not.
 
     The model is called in its own mode, except batch normalisation (known to see only its piece)
     and dropout, which are in evaluation mode. Everything is restored.
 
     With `repeated` a process calls the model several times for a mini-batch.
     """
-    order, ends = _some(batch)
+    order, (all_of, *ends) = _some(batch)
 
     def forward(*groups: tuple[int, int]) -> tuple[list[Any], bool, dict[str, Tensor]]:
         with untouched(model) as before, torch.no_grad():
@@ -328,10 +297,10 @@ def check_model(
             return outputs, before.generators() != states, before.changed()
 
     try:
-        (outputs,), drawn, changed = forward((0, len(order)))
+        (outputs,), drawn, changed = forward(all_of)
         pieces = [forward(*ends)] if repeated else [forward(each) for each in ends]
     except Exception:  # the training step raises its own error
-        return
+        return None
     allowed = 10 * _tolerance(model, outputs, device)
     names = [
         name
@@ -339,31 +308,25 @@ def check_model(
         if any(not _alike(changed.get(name), p[2].get(name), allowed) for p in pieces)
     ]
     if names and (repeated or not drawn):  # pieces draw different random numbers
-        yield (
-            "state",
+        return (
             f"the model's forward pass changes {', '.join(names[:5])}, in each process and "
             "micro-batch once and by its own samples, so that training is not that of the whole "
-            "mini-batch: change them once a step, outside the model, or do not divide mini-batches",
+            "mini-batch: change them once a step, outside the model, or do not divide mini-batches"
         )
-        return
     if drawn or any(piece[1] for piece in pieces) or normalises_by_batch(model.modules()):
-        return
-    together = floats(outputs)
-    columns = [floats(each) for piece in pieces for each in piece[0]]
-    if any(len(leaves) != len(together) for leaves in columns):
-        return
-    for leaf, *parts in zip(together, *columns, strict=True):
-        shapes = [(b - a, *leaf.shape[1:]) for a, b in ends]
-        divided = len(leaf) == len(order) and [p.shape for p in parts] == shapes
+        return None
+    columns = [floats(each) for each in (outputs, *(o for piece in pieces for o in piece[0]))]
+    for leaf, *parts in zip(*columns, strict=False):
+        shapes = [(b - a, *leaf.shape[1:]) for a, b in (all_of, *ends)]
+        divided = [part.shape for part in (leaf, *parts)] == shapes
         if divided and not _alike(leaf, torch.cat(parts), allowed):
-            yield (
-                "mixing",
+            return (
                 "what the model returns for a sample depends on the other samples of its "
-                "mini-batch, of which processes and micro-batches see their own alone (as "
-                "with DistributedDataParallel): compare samples in loss_fn, which is checked, "
-                "or name in shared= what belongs to all of them",
+                "mini-batch, of which processes and micro-batches see their own alone (as with "
+                "DistributedDataParallel): compare samples in loss_fn, which is checked, or name "
+                "in shared= what belongs to all of them"
             )
-            return
+    return None
 
 
 def _alike(one: Tensor | None, other: Tensor | None, allowed: float) -> bool:
@@ -378,17 +341,13 @@ def _alike(one: Tensor | None, other: Tensor | None, allowed: float) -> bool:
 
 
 def _some(batch: Batch, new: Iterable[int] = ()) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return a few informative samples, and the bounds of two unequal parts of them."""
+    """Return a few informative samples, and the bounds of all and of two unequal parts of them."""
     first, second = telling_samples(batch, min(_SAMPLES, batch.num_samples) // 2)
     few = max(1, len(first) - 1)
     order = list(dict.fromkeys([*first, *second, *one_of_each(batch, _LABELS, new)]))
-    return order, [(0, few), (few, len(order))]
+    return order, [(0, len(order)), (0, few), (few, len(order))]
 
 
 def _tolerance(model: nn.Module, outputs: Any, device: torch.device) -> float:
-    kinds = kinds_of(model, _floats(outputs), device)
+    kinds = kinds_of(model, [leaf for leaf in leaves_of(outputs) if is_float(leaf)], device)
     return tolerance(kinds, device, multiplied_by=("matmul",))
-
-
-def _floats(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves_of(tree) if is_float(leaf)]

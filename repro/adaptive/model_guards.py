@@ -1,11 +1,9 @@
-"""Guards against changes of model and optimizer after gradient averaging was set up."""
+"""Guards against models that cannot be trained in several processes, or that change later."""
 
-import operator
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parameter import is_lazy
 
@@ -17,31 +15,24 @@ class ModelGuard:
 
     Args:
         model: The model.
-        parameters: Its parameters.
-        optimizer: The parameters' optimizer.
+        optimizer: The optimizer of its parameters.
+        by_nodes: Whether the nodes that accumulate gradients must stay, which
+            DistributedDataParallel hooks; torch replaces them when a parameter's type changes.
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, by_nodes: bool = False
     ) -> None:
-        self._parameters = list(parameters)
+        self._model, self._optimizer, self._by_nodes = model, optimizer, by_nodes
+        self._parameters = list(model.parameters())
         # Comparing these in each step is faster than walking through `model.parameters()`.
-        self._homes: list[tuple[dict[str, Any], str]] = [
+        self._homes = [
             (vars(module), name)
             for module in model.modules()
             for name in ("_parameters", "_modules")
         ]
-        self._by_nodes = False
         self._before = self._now()
         self._held = _count(optimizer)
-
-    def note_nodes(self) -> None:
-        """Note the nodes that accumulate gradients, which DistributedDataParallel hooks.
-
-        torch replaces them when a parameter's type changes.
-        """
-        self._by_nodes = True
-        self._before = self._now()
 
     def _now(self) -> tuple[list[Any], list[Any]]:
         """The current layers, parameters and nodes, and the parameters' settings."""
@@ -51,7 +42,7 @@ class ModelGuard:
             members += [get_gradient_edge(p).node for p in self._parameters if p.requires_grad]
         return members, [(p.requires_grad, p.dtype, p.device) for p in self._parameters]
 
-    def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def check(self) -> None:
         """Refuse a model or an optimizer that has changed since this guard was made.
 
         Raises:
@@ -59,19 +50,16 @@ class ModelGuard:
                 unfrozen, moved or given another type; or the optimizer has other parameters.
         """
         (members, kinds), (members_before, kinds_before) = self._now(), self._before
-        other = len(members) != len(members_before) or any(
-            map(operator.is_not, members, members_before)
-        )
-        if other or kinds != kinds_before:
+        if [*map(id, members)] != [*map(id, members_before)] or kinds != kinds_before:
             raise ValueError(
                 "the model has changed since this DataParallel was made: a layer or parameter was "
                 "added or replaced, frozen or unfrozen, moved or given another type, even if it "
                 "was taken back; call close, make the optimizer of its parameters, and another "
                 "DataParallel"
             )
-        if _count(optimizer) != self._held:
-            check_optimizer(optimizer, model)
-            self._held = _count(optimizer)
+        if _count(self._optimizer) != self._held:
+            check_optimizer(self._optimizer, self._model)
+            self._held = _count(self._optimizer)
 
 
 def check_layers(model: nn.Module) -> None:

@@ -8,7 +8,6 @@ only), so it is taken as known for torch's own optimizers, and for no others.
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -48,54 +47,38 @@ def check_in_parts(optimizer: torch.optim.Optimizer) -> None:
         WholeStepError: The optimizer is none of torch's that treat every parameter separately, its
             `step` was replaced, or a hook is called around it.
     """
-    kind: Any = type(optimizer)
-    why = _overridden(kind) or _replaced(optimizer) or _hooked(optimizer)
-    if why is not None:
-        raise WholeStepError(
-            f"{why}, and may look at all parameters at once, while overlapped averaging steps the "
-            "optimizer bucket by bucket: give overlap=False, which steps it once (to clip the norm "
-            "of the gradient, clip_grad_norm of DataParallel)"
-        )
+    name = type(optimizer).__name__
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    )
+    if type(optimizer) not in INDEPENDENT:
+        why = f"{name} is none of torch's {', '.join(known.__name__ for known in INDEPENDENT)}"
+    elif not _is_torchs(optimizer.step):
+        why = f"the step of {name} was replaced"
+    elif any(hooks):
+        why = f"a hook is called around the step of {name}"
+    else:
+        return
+    raise WholeStepError(
+        f"{why}, and may look at all parameters at once, while overlapped averaging steps the "
+        "optimizer bucket by bucket: give overlap=False, which steps it once (to clip the norm "
+        "of the gradient, clip_grad_norm of DataParallel)"
+    )
 
 
-@cache
-def _overridden(kind: Any) -> str | None:
-    lineage = kind.__mro__
-    base = next((index for index, cls in enumerate(lineage) if cls in INDEPENDENT), None)
-    if base is None:
-        names = ", ".join(known.__name__ for known in INDEPENDENT)
-        return f"{kind.__name__} is none of torch's optimizers {names}"
-    theirs = set(dir(lineage[base])) - {"step"}  # `_replaced` checks `step`
-    changed = {name for derived in lineage[:base] for name in vars(derived)} & theirs
-    changed = {name for name in changed if not name.startswith("__")}
-    if changed and kind not in INDEPENDENT:
-        return f"{kind.__name__} overrides {', '.join(sorted(changed))} of {lineage[base].__name__}"
-    return None
-
-
-def _replaced(optimizer: torch.optim.Optimizer) -> str | None:
-    # Only torch's own wrappers (of a scheduler, of hooks) lead to its own function.
-    step: Any = optimizer.step
-    while True:
+def _is_torchs(step: Any) -> bool:
+    """Whether a step is an optimizer's of torch, in wrappers of torch's (a scheduler's, hooks')."""
+    home = ""
+    while step is not None:
         function = getattr(step, "__func__", step)
         home = getattr(function, "__globals__", {}).get("__name__", "")
         if not home.startswith("torch."):
-            return f"the step of {type(optimizer).__name__} was replaced"
-        if (step := getattr(function, "__wrapped__", None)) is None:
-            ends = home.startswith("torch.optim.")
-            return None if ends else f"the step of {type(optimizer).__name__} was wrapped"
-
-
-def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
-    for hook in (
-        *optimizer._optimizer_step_pre_hooks.values(),
-        *optimizer._optimizer_step_post_hooks.values(),
-        *_global_optimizer_pre_hooks.values(),
-        *_global_optimizer_post_hooks.values(),
-    ):
-        name = getattr(hook, "__qualname__", type(hook).__name__)
-        return f"the hook {name} is called around the optimizer's step"
-    return None
+            return False
+        step = getattr(function, "__wrapped__", None)
+    return home.startswith("torch.optim.")
 
 
 @contextmanager
@@ -149,15 +132,13 @@ def check_optimizer(
     if not trained:
         raise ValueError("the model has no parameter that requires a gradient; nothing is trained")
     held = {p for group in optimizer.param_groups for p in group["params"]}
-    lacking = [name for name, p in trained.items() if p not in held]
-    if lacking:
+    if lacking := [name for name, p in trained.items() if p not in held]:
         raise ValueError(
             f"the optimizer does not hold {_some(lacking)} of the model, {len(lacking)} of "
             f"{len(trained)} parameters that require a gradient: make it of this model's "
             "parameters (after the model is made, moved or changed), or set requires_grad to False "
-            "there. Where two optimizers share it (Muon for matrices, AdamW for others), make one "
-            "torch.optim.Optimizer whose param_groups are those of both and whose step and "
-            "zero_grad call theirs, and give overlap=False"
+            "there. Of two optimizers that share it make one torch.optim.Optimizer, whose "
+            "param_groups are those of both and whose step calls theirs, and give overlap=False"
         )
     fused = {p for group in optimizer.param_groups if group.get("fused") for p in group["params"]}
     for name, p in trained.items():
@@ -168,8 +149,7 @@ def check_optimizer(
                 "share memory, or gaps, beside which torch's fused optimizers write; make it "
                 "contiguous() before the optimizer is made, or give fused=False for gaps"
             )
-    foreign = held - set(named.values()) - set(others)
-    if foreign:
+    if foreign := held - set(named.values()) - set(others):
         shapes = [str(tuple(p.shape)) for p in foreign]
         raise ValueError(
             f"the optimizer holds {len(foreign)} parameters that are not the model's (of shapes "
@@ -212,36 +192,25 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     Raises:
         SchedulerError: A learning-rate scheduler was made for the optimizer, or a rate has changed
             since the last call: each would overwrite the other's rates.
-        ValueError: The optimizer has no rate to set.
     """
-    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+    groups = optimizer.param_groups
+    changed = any(float(g["lr"]) != g["lr_set"] for g in groups if "lr_set" in g)
+    if changed or hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        rates = ", ".join(f"{float(group['lr']):g}" for group in groups)
         raise SchedulerError(
-            "the optimizer has a learning-rate scheduler, which sets the rates that set_lr is to "
-            "set: leave the scheduler out (controllers have warmup, decay and decay_at), or set_lr"
+            f"a learning-rate scheduler, or another, sets the rates (now {rates}), and each would "
+            "overwrite the other's: leave it out (controllers have warmup, decay and decay_at), or "
+            "set_lr"
         )
-    if any(group["lr"] is None for group in optimizer.param_groups):
-        raise ValueError(
-            f"the rate of {type(optimizer).__name__} is None: it finds its rates by itself; give "
-            "it one (lr=, with relative_step=False where it has that), or leave set_lr out"
-        )
-    for number, group in enumerate(optimizer.param_groups):
-        if float(group["lr"]) != group.get("lr_set", float(group["lr"])):
-            raise SchedulerError(
-                f"the rate of group {number} is {float(group['lr']):g}, and set_lr had set it to "
-                f"{group['lr_set']:g}: another, such as a scheduler, sets the rates, and each "
-                "overwrites the other's: leave it out (controllers have warmup, decay and "
-                "decay_at), or set_lr"
-            )
-    if new := [group for group in optimizer.param_groups if "lr_scale" not in group]:
-        rates = [float(group["lr"]) for group in new]
-        default = optimizer.defaults["lr"]
-        default = 0.0 if default is None else float(default)
-        scaled = [g for g in optimizer.param_groups if g.get("lr_scale")]
-        present = [float(g["lr"]) / g["lr_scale"] for g in scaled] or rates
-        reference = default if default > 0 and default in rates else max(present)
-        for group, rate in zip(new, rates, strict=True):
+    if new := [group for group in groups if "lr_scale" not in group]:
+        rates_of_new = [float(group["lr"]) for group in new]
+        default = float(optimizer.defaults["lr"])
+        present = [float(g["lr"]) / g["lr_scale"] for g in groups if g.get("lr_scale")]
+        known = default > 0 and default in rates_of_new
+        reference = default if known else max(present or rates_of_new)
+        for group, rate in zip(new, rates_of_new, strict=True):
             group["lr_scale"] = rate / reference if reference > 0 else 1.0
-    for group in optimizer.param_groups:
+    for group in groups:
         value = lr * group["lr_scale"]
         if isinstance(group["lr"], Tensor):  # captured graphs read the rate on the device
             group["lr"].fill_(value)

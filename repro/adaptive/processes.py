@@ -118,12 +118,6 @@ def leave_processes() -> None:
 def share(samples: int, rank: int, processes: int, shares: Sequence[int] | None = None) -> slice:
     """Return a process's samples of a mini-batch; by default shares differ by at most one.
 
-    Args:
-        samples: Number of samples of the mini-batch.
-        rank: The process.
-        processes: Number of processes.
-        shares: Samples of each process, if they should differ by more.
-
     Raises:
         ValueError: There is no such rank, or `shares` is not one number for each process that
             together sum to the mini-batch.
@@ -159,22 +153,15 @@ def lost_peer(what: str | int, why: object) -> str:
     )
 
 
-def is_of_a_peer(error: Exception) -> bool:
-    """Whether an error of torch says that another process was lost."""
-    words = ("gloo", "nccl", "connection", "timed out", "timeout")
-    if not isinstance(error, RuntimeError):
-        return False
-    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
-
-
 @contextmanager
 def with_peers(what: str | int) -> Iterator[None]:
     """Turn an error caused by a lost process into a `PeerError`, see `lost_peer`."""
+    words = ("gloo", "nccl", "connection", "timed out", "timeout")
     try:
         yield
     except PeerError:
         raise
-    except Exception as error:
-        if not is_of_a_peer(error):
-            raise
-        raise PeerError(lost_peer(what, error)) from error
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words):
+            raise PeerError(lost_peer(what, error)) from error
+        raise

@@ -7,13 +7,13 @@ A step on P nodes, each of at most b = ⌈B / min(B, P)⌉ samples of a mini-bat
     blocked        max(0, communication - ω computation)
     step           computation + blocked
 
-Sums of gradients take the same time on any number of nodes (section VI-B). Speed-ups cannot tell
-this time from computation, and in this package the communicating thread sums, too.
+Sums of gradients take the same time on any number of nodes (section VI-B), which speed-ups cannot
+tell from computation.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares, nnls
@@ -100,7 +100,7 @@ class ScalingModel:
 
         Args:
             steps: Measured steps with at least two different shares per process.
-            messages: Measured averagings: (bytes, processes, seconds).
+            messages: Measured averagings, see `fit_messages`.
             gradient_bytes: Bytes of the network's gradients.
             rounds: m, communications of a step: buckets of gradients.
 
@@ -108,30 +108,22 @@ class ScalingModel:
             ValueError: The points do not determine all costs.
         """
         samples = [_local(step.batch_size, step.processes) for step in steps]
-        if len(set(samples)) < 2:
-            raise ValueError(
-                f"the steps have {sorted(set(samples))} samples per process; give at least two "
-                "different numbers"
-            )
-        seconds = np.array([step.computation_s for step in steps])
-        rows = np.array([[n, 1.0] for n in samples]) / seconds[:, None]  # relative errors
-        (sample, overhead), _ = nnls(rows, np.ones(len(steps)))
+        seconds = [step.computation_s for step in steps]
+        sample, overhead = _fitted([[n, 1.0] for n in samples], seconds)
         # With equal times the slope is a rounding error of either sign.
         if sample * (max(samples) - min(samples)) <= 1e-9 * max(seconds):
             raise ValueError(
-                f"computation of {samples} samples took {seconds.tolist()} s, which does not grow "
-                "with their number; give larger batches, or repeat the measurement"
+                f"computation of {samples} samples took {seconds} s, which does not grow with "
+                "their number; give larger batches, or repeat the measurement"
             )
         several = [step for step in steps if step.processes > 1]
         latency, per_byte = fit_messages(messages) if messages else (0.0, 0.0)
-        model = cls(float(sample), float(overhead), latency * rounds, per_byte * gradient_bytes)
+        model = cls(sample, overhead, latency * rounds, per_byte * gradient_bytes)
         alone = [model.step(step.batch_size, step.processes).communication_s for step in several]
         if any(alone):
-            measured = float(np.mean([step.communication_s for step in several]))
-            level = measured / float(np.mean(alone))
-            model = replace(
-                model, latency_s=level * model.latency_s, transfer_s=level * model.transfer_s
-            )
+            level = float(np.mean([step.communication_s for step in several]) / np.mean(alone))
+            latency, transfer = level * model.latency_s, level * model.transfer_s
+            model = replace(model, latency_s=latency, transfer_s=transfer)
         hidden = [
             (step.communication_s - step.blocked_s) / step.computation_s
             for step in several
@@ -143,9 +135,6 @@ class ScalingModel:
         """Return the cost of one step of `batch_size` samples on `processes` nodes.
 
         If there are more nodes than samples, the rest are idle or duplicate work (section VI-B).
-
-        Raises:
-            ValueError: `batch_size` or `processes` is below 1.
         """
         busy = min(batch_size, processes)
         computation = self.sample_s * _local(batch_size, processes) + self.overhead_s
@@ -168,19 +157,16 @@ class ScalingModel:
             for batch, epochs in schedule
         )
 
+    def breakdown(self, schedule: Schedule, samples: int, processes: int) -> StepCost:
+        """Return the costs of a whole training run by kind (Figure 9)."""
+        counts = [epochs * math.ceil(samples / batch) for batch, epochs in schedule]
+        costs = [astuple(self.step(batch, processes)) for batch, _ in schedule]
+        return StepCost(*np.dot(counts, costs).tolist())
+
     def speedup(self, schedule: Schedule, samples: int, processes: int) -> float:
         """Return the speed-up of a training run of this schedule over one node."""
         alone = self.training_time(schedule, samples, 1)
         return alone / self.training_time(schedule, samples, processes)
-
-    def breakdown(self, schedule: Schedule, samples: int, processes: int) -> StepCost:
-        """Return the costs of a whole training run by kind (Figure 9)."""
-        totals = np.zeros(3)
-        for batch, epochs in schedule:
-            cost = self.step(batch, processes)
-            parts = (cost.computation_s, cost.communication_s, cost.blocked_s)
-            totals += np.array(parts) * epochs * math.ceil(samples / batch)
-        return StepCost(*map(float, totals))
 
     @classmethod
     def fit_speedups(
@@ -191,21 +177,12 @@ class ScalingModel:
     ) -> "ScalingModel":
         """Fit latency and transfer, in units of a sample's computation, to known speed-ups.
 
-        Speed-ups alone cannot separate the time of summing from the overlap: the model leaves the
-        sum out, and lets all computation hide communication.
-
         Args:
             points: A schedule, numbers of nodes, and the largest speed-up on any of them.
             samples: N.
             overhead: Bounds of the fit of o / c, in samples; equal bounds fix it. Section VI-B's
                 example gives 7 / 6.
-
-        Raises:
-            ValueError: There is no point.
         """
-        if not points:
-            raise ValueError("there is no speed-up to fit to; give at least one")
-
         least, most = overhead
 
         def model(x: np.ndarray) -> "ScalingModel":
@@ -214,8 +191,7 @@ class ScalingModel:
             return cls(1.0, least + share * (most - least), float(latency), float(transfer))
 
         def errors(x: np.ndarray) -> list[float]:
-            candidate = model(x)
-            misses = []
+            candidate, misses = model(x), []
             for schedule, nodes, value in points:
                 fastest = min(candidate.training_time(schedule, samples, p) for p in nodes)
                 alone = candidate.training_time(schedule, samples, 1)
@@ -239,16 +215,22 @@ def fit_messages(messages: Sequence[tuple[int, int, float]]) -> tuple[float, flo
         messages: (bytes, processes, seconds) of each; relative errors are minimised.
 
     Raises:
-        ValueError: There are fewer than two sizes.
+        ValueError: The messages are of one size, or of one process.
     """
-    if min((p for _, p, _ in messages), default=2) < 2:
-        raise ValueError("one process averages nothing; give messages of at least two")
-    if len({size for size, _, _ in messages}) < 2:
-        raise ValueError(f"{len(messages)} messages of one size; give at least two sizes")
-    rows = np.array([[2 * (p - 1), 2 * (p - 1) * size / p] for size, p, _ in messages])
-    seconds = np.array([s for _, _, s in messages])
-    (latency, per_byte), _ = nnls(rows / seconds[:, None], np.ones(len(seconds)))
-    return float(latency), float(per_byte)
+    rows = [[2 * (p - 1), 2 * (p - 1) * size / p] for size, p, _ in messages]
+    latency, per_byte = _fitted(rows, [seconds for _, _, seconds in messages])
+    return latency, per_byte
+
+
+def _fitted(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Solve rows · costs = seconds by non-negative least squares of relative errors."""
+    scaled = np.array(rows) / np.array(seconds)[:, None]
+    if np.linalg.matrix_rank(scaled) < len(rows[0]):
+        raise ValueError(
+            f"the {len(rows)} points {rows} do not determine the costs; give at least two sizes"
+        )
+    costs: list[float] = nnls(scaled, np.ones(len(rows)))[0].tolist()
+    return costs
 
 
 def updates(schedule: Iterable[tuple[int, int]], samples: int) -> int:

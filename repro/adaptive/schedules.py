@@ -22,7 +22,7 @@ class FixedBatch(BatchController):
     def __init__(self, batch_size: int, lr: float, **options: Any) -> None:
         super().__init__(batch_size, batch_size, lr, **options)
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
+    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         return self._batch
 
 
@@ -63,9 +63,6 @@ class ScheduledBatch(BatchController):
         every: Epochs between two growths.
         growth: Factor by which the batch grows.
         **options: `decay`, `decay_at`, `warmup`, `warmup_from`, see `BatchController`.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     _SETTINGS = (*BatchController._SETTINGS, "every")
@@ -84,7 +81,7 @@ class ScheduledBatch(BatchController):
         super().__init__(initial_batch, max_batch, lr, growth, lr_exponent=0.0, **options)
         self.every = every
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
+    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         return self._batch if n % self.every else self._grown()
 
 
@@ -99,7 +96,7 @@ class NoiseScaleBatch(BatchController):
 
     A ratio of two noisy estimates is unreliable. So tr(Σ) and |G|² are averaged over epochs
     separately (appendix A.1), if `measure` gives both; while the mean |G|² is not above 0, the
-    batch size stays. It grows by at most `factors` factors an epoch, for any measured scale.
+    batch size stays.
 
     Args:
         initial_batch: Samples of a mini-batch at the start.
@@ -134,24 +131,17 @@ class NoiseScaleBatch(BatchController):
         if not factors >= 1:
             raise ValueError(f"factors is {factors!r}; give a whole number from 1, or math.inf")
         super().__init__(initial_batch, max_batch, initial_lr, growth, **options)
-        if not callable(measure):
-            raise ValueError(f"measure is {measure!r}; give a function that returns a noise scale")
         self._measure, self._factors = measure, factors
         self.scale: float | None = None
         self._noise = self._signal = 0.0
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
+    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         scale, noise, signal = self._measure(), self._noise, self._signal
         if isinstance(scale, NoiseScale):
             # Both means begin at 0, which does not change their ratio.
             noise += (scale.noise - noise) / _WINDOW
             signal += (scale.signal - signal) / _WINDOW
             scale = NoiseScale(noise, signal)
-        elif not isinstance(scale, int | float):
-            raise ValueError(
-                f"measure returned {scale!r:.200}; it has to return a noise scale in samples, a "
-                f"number or what repro.adaptive.noise_scale returns"
-            )
         if math.isnan(scale) or not math.isfinite(noise):
             raise DivergedError(
                 f"the noise scale after epoch {n} is NaN: training has diverged; lower initial_lr"
@@ -182,9 +172,6 @@ class NoImprovement:
     Attributes:
         best: The value after the last rise by more than `least`; None before the first value.
         best_epoch: Epoch of that value, from 1.
-
-    Raises:
-        ValueError: `least` is below 0 or `patience` below 1.
     """
 
     def __init__(self, least: float = 0.1, patience: int = 50) -> None:

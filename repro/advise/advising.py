@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from string import ascii_lowercase
 from typing import Any
 
 import torch
@@ -52,16 +51,10 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Advice:
-    """Predictions of all methods for a batch; best first.
+    """Predictions of all methods for a batch of a workload within a memory limit on a device.
 
-    Attributes:
-        workload: The training step.
-        batch: Samples of the mini-batch.
-        memory_bytes: The limit.
-        device: For which.
-        grounds: Source of the seconds.
-        rows: A prediction for each method: those that fit, by their time, the measured ones first;
-            then those that do not.
+    `grounds` is the source of the seconds. `rows` has a prediction for each method: those that fit,
+    by their time, the measured ones first; then those that do not.
     """
 
     workload: Workload
@@ -88,32 +81,30 @@ class Advice:
 
     def table(self) -> list[dict[str, str]]:
         """A row for each method, in words."""
+        return [self._row(row) for row in self.rows]
 
-        def times(value: float | None, form: str = ".2f") -> str:
-            return DASH if value is None else f"{value:{form}}"
+    def _row(self, row: Prediction) -> dict[str, str]:
+        cells = {
+            "method": TITLES[row.method],
+            "fits": "yes" if row.fits else "no",
+            "peak (GiB)": f"{row.peak_bytes / GIB:.3g}",
+        }
+        if self._is_measured:
+            cells["measured (s)"] = _number(row.measured_s, ".3g")
+            cells["predicted (s)"] = _number(row.seconds, ".3g")
+        return cells | {
+            "time over undivided": _number(row.slowdown),
+            "at least": _number(row.bound),
+            "host (GiB)": _number(row.host_bytes / GIB or None, ".3g"),
+            "largest batch": _number(row.largest, ","),
+            "μ-batch": str(row.settings.get("micro_batch") or DASH),
+            "changes": CHANGES[row.method],
+            "note": row.reason or DASH,
+        }
 
-        def seconds(row: Prediction) -> dict[str, str]:
-            if not any(row.measured_s for row in self.rows):
-                return {}
-            both = {"measured (s)": row.measured_s, "predicted (s)": row.seconds}
-            return {name: times(value, ".3g") for name, value in both.items()}
-
-        return [
-            {
-                "method": TITLES[row.method],
-                "fits": "yes" if row.fits else "no",
-                "peak (GiB)": f"{row.peak_bytes / GIB:.3g}",
-                **seconds(row),
-                "time over undivided": times(row.slowdown),
-                "at least": times(row.bound),
-                "host (GiB)": f"{row.host_bytes / GIB:.3g}" if row.host_bytes else DASH,
-                "largest batch": DASH if row.largest is None else f"{row.largest:,}",
-                "μ-batch": str(row.settings.get("micro_batch") or DASH),
-                "changes": CHANGES[row.method],
-                "note": row.reason or DASH,
-            }
-            for row in self.rows
-        ]
+    @property
+    def _is_measured(self) -> bool:
+        return any(row.measured_s for row in self.rows)
 
     def answer(self) -> str:
         """Which method to take, in a sentence or two."""
@@ -123,12 +114,12 @@ class Advice:
             size = f"{least.peak_bytes / GIB:.3g} GiB"
             why = f" ({least.reason})" if least.reason else ""
             return f"Nothing fits {memory}: the least, {TITLES[least.method]}, takes {size}{why}."
-        peak = f"{best.peak_bytes / GIB:.3g} of {memory}"
+        said = f"{best.peak_bytes / GIB:.3g} of {memory}"
         if best.measured_s:
-            peak += f", {best.measured_s:.3g} s a step as measured"
+            said += f", {best.measured_s:.3g} s a step as measured"
         if best.method == "undivided":
-            return f"Take no method: the batch fits undivided, {peak}."
-        said = f"Take {TITLES[best.method]}: {peak}"
+            return f"Take no method: the batch fits undivided, {said}."
+        said = f"Take {TITLES[best.method]}: {said}"
         if best.slowdown is not None:
             percent = round(100 * (best.slowdown - 1))
             word = "faster" if percent < 0 else "slower"
@@ -155,33 +146,30 @@ class Advice:
             "inside comes on top. At least: no schedule of the method is faster. μ-batch: samples "
             "of a micro-batch."
         )
-        if not any(row.measured_s for row in self.rows):
+        if not self._is_measured:
             sources += (
                 " Predicted times can be far off (`python -m repro show together/advice`): where "
                 "two are close, measure them (measure=True, --measure)."
             )
-        letters: dict[str, str] = {}  # of sentences, which would fold the table
-        rows, reasons = [], []
-        for row in self.table():
+        rows = self.table()
+        notes = ["Changes in the mathematics, and remarks"]
+        for row in rows:
             said, reason = row.pop("changes"), row.pop("note")
-            rows.append(row | {"note": letters.setdefault(said, ascii_lowercase[len(letters)])})
-            reasons += [f"{row['method']}: {reason}"] if reason != DASH else []
-        notes = [f"  {letter}: {said}" for said, letter in letters.items()]
-        lines = [
+            notes.append(f"  {row['method']}: {said}" + f" ({reason})" * (reason != DASH))
+        parts = [
             terminal.prose(self.answer()),
-            "",
             terminal.table(rows, title),
-            "",
-            terminal.prose(
-                "\n".join(["Changes in the mathematics, by note", *notes, *reasons]), "     "
-            ),
-            "",
+            terminal.prose("\n".join(notes), "     "),
             terminal.prose(sources),
         ]
         chosen = method or (self.best.method if self.best else None)
         if chosen is not None and (code := self.code(chosen)):
-            lines += ["", f"{TITLES[chosen]}:", "", code]
-        return "\n".join(lines)
+            parts += [f"{TITLES[chosen]}:", code]
+        return "\n\n".join(parts)
+
+
+def _number(value: float | None, form: str = ".2f") -> str:
+    return DASH if value is None else f"{value:{form}}"
 
 
 def advise(
@@ -204,8 +192,7 @@ def advise(
         batch: Samples of the mini-batch.
         memory_bytes: Limit on the device.
         device: ``"cpu"``, an accelerator of torch's such as ``"cuda"``, or a name with a data sheet
-            (``"H100"``). Where it is absent, a data sheet's rates are taken; ``"cuda"`` is then
-            an H100.
+            (``"H100"``), whose rates are taken where it is absent; ``"cuda"`` is then an H100.
         probe_seconds: To measure for, at most; 0 to leave it.
         measure: Run the lines of each method that fits, on a copy of the model, and rank by the
             median of `STEPS` steps. One that then runs out of memory does not fit; one that fails
@@ -290,11 +277,7 @@ _UNITS = {
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of a text such as ``16GiB``, ``800 MB`` or ``123456789``.
-
-    Raises:
-        AdviceError: It is no such text, or not one byte.
-    """
+    """Bytes of a text such as ``16GiB``, ``800 MB`` or ``123456789``; else an AdviceError."""
     parts = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(parts[2].upper() or "B") if parts else None
     if parts is None or unit is None or (nbytes := math.floor(float(parts[1]) * unit)) < 1:
@@ -303,11 +286,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_sides(text: str) -> tuple[int, int]:
-    """Height and width of a text such as ``224`` or ``512x1024``.
-
-    Raises:
-        AdviceError: It is no such text.
-    """
+    """Height and width of a text such as ``224`` or ``512x1024``; else an AdviceError."""
     parts = re.fullmatch(r"([1-9]\d{0,5})(?:[x×]([1-9]\d{0,5}))?", text)
     if parts is None:
         raise AdviceError(f"the image is {text[:40]!r}: give pixels, as 224 or 512x1024")

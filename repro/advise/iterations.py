@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
+from repro.measure.fake_tensors import flops_of
 from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
 
@@ -21,14 +21,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of an operation.
-
-    Attributes:
-        name: Of the operation.
-        flops: Floating-point operations of matrix products and convolutions.
-        low: It works in 16 bits.
-        phase: Forward, recompute, backward or update.
-    """
+    """Work of an operation: its name, floating-point operations, whether in 16 bits, its phase."""
 
     name: str
     flops: int
@@ -52,32 +45,23 @@ class _Costs(TorchDispatchMode):
         if torch._C._current_graph_task_id() >= 0:
             phase = RECOMPUTE if torch.is_grad_enabled() else BACKWARD
         result = func(*args, **kwargs)
-        packet = getattr(func, "_overloadpacket", func)
-        flops = 0
-        if packet in flop_registry:
-            flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
         floats = [x for x in args if isinstance(x, torch.Tensor) and x.is_floating_point()]
         low = any(tensor.element_size() == 2 for tensor in floats)
-        self.noted.append(Cost(f"{func.namespace}.{func._opname}", flops, low, phase))
+        name, flops = f"{func.namespace}.{func._opname}", flops_of(func, args, kwargs, result)
+        self.noted.append(Cost(name, flops, low, phase))
         return result
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """A training step as a trace whose sizes and work are linear in the batch size.
+    """A training step as a trace whose sizes and work are linear in the batch size."""
 
-    Attributes:
-        few: The smaller batch size that was recorded; `more` the larger.
-        small: The trace at `few`; `large` at `more`.
-        costs: Of each function at `few`; `larger` at `more`.
-    """
-
-    few: int
-    more: int
-    small: Trace
-    large: Trace
-    costs: tuple[Cost, ...]
-    larger: tuple[Cost, ...]
+    few: int  # the smaller batch size that was recorded
+    more: int  # the larger
+    small: Trace  # at `few`
+    large: Trace  # at `more`
+    costs: tuple[Cost, ...]  # of each function at `few`
+    larger: tuple[Cost, ...]  # at `more`
 
     def trace(self, batch: int) -> Trace:
         """The trace of a step at a batch size."""
@@ -87,8 +71,7 @@ class Iteration:
     def bytes_of(self, names: Iterable[str], batch: int) -> int:
         """Bytes of some variables together."""
         chosen = list(names)
-        small = sum(self.small.sizes[name] for name in chosen)
-        large = sum(self.large.sizes[name] for name in chosen)
+        small, large = (sum(t.sizes[name] for name in chosen) for t in (self.small, self.large))
         return small + (large - small) * (batch - self.few) // (self.more - self.few)
 
     def without(self, names: frozenset[str]) -> "Iteration":
@@ -126,7 +109,7 @@ class Iteration:
 
         Returns:
             (n,) bytes alive while each function runs, and the bytes that go to the host: a tensor
-            that several operations save goes as often.
+            goes as often as operations save it.
         """
         backward = self.phases == BACKWARD
         low, high = (_saved_away(t, backward, self.inputs) for t in (self.small, self.large))
@@ -185,12 +168,8 @@ class Iteration:
 def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, list[int]]:
     """The trace of a step in several micro-batches: all passes, and then the update.
 
-    The first pass makes the gradients; each further one makes them anew and adds them.
-
-    Args:
-        trace: Of `iteration`, at the micro-batch's size.
-        iteration: The undivided step.
-        times: Micro-batches, at least 1.
+    The first pass makes the gradients; each further one makes them anew and adds them. `trace` is
+    that of `iteration` at the micro-batch's size.
 
     Returns:
         It, and for each of its functions the index of one of `trace` that takes as long; a sum
@@ -201,11 +180,6 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
     functions: list[Function] = []
     order: list[int] = []
     sizes, kinds = dict(trace.sizes), dict(trace.kinds)
-
-    def add(function: Function, like: int) -> None:
-        functions.append(function)
-        order.append(like)
-
     for time in range(times):
 
         def renamed(name: str, time: int = time) -> str:
@@ -219,15 +193,16 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
                 sizes[renamed(name)] = trace.sizes[name]
                 if name in trace.kinds:
                     kinds[renamed(name)] = trace.kinds[name]
-            inputs, outputs = (
-                tuple(map(renamed, names)) for names in (function.inputs, function.outputs)
-            )
-            add(Function(function.name, inputs, outputs), number)
+            both = (tuple(map(renamed, part)) for part in (function.inputs, function.outputs))
+            functions.append(Function(function.name, *both))
+            order.append(number)
             for name in function.outputs:
                 if time and name in born and trace.accesses[name][0] == number:
-                    add(Function("aten.add_", (name, f"{name}.{time}"), (name,)), n - 1)
+                    functions.append(Function("aten.add_", (name, f"{name}.{time}"), (name,)))
+                    order.append(n - 1)
     for number in np.flatnonzero(iteration.phases == UPDATE).tolist():
-        add(trace.functions[number], number)
+        functions.append(trace.functions[number])
+        order.append(number)
     last = {name: number for number, f in enumerate(functions) for name in f.variables}
     deaths = {n: number + 1 for n, number in last.items() if n.partition(".")[0] not in lasting}
     there = {*last, *trace.held}
@@ -260,12 +235,8 @@ def _saved_away(trace: Trace, backward: Any, inputs: frozenset[str]) -> Vector:
 def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
     """Record a step of two batch sizes, without computing anything.
 
-    Args:
-        step_of: Given a batch size, returns a step of one model, which leaves nothing behind and
-            whose optimizer has its state. The caller has chosen the kind of tensors.
-
-    Raises:
-        ValueError: Steps of two batch sizes differ in more than sizes.
+    `step_of` returns a step of one model, which leaves nothing behind and whose optimizer has its
+    state. A ValueError where steps of two batch sizes differ in more than sizes.
     """
     (small, costs), (large, larger) = (_record(step_of(batch)) for batch in _RECORDED)
     if small.functions != large.functions:

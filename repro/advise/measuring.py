@@ -31,9 +31,6 @@ def measured(
 
     The lines of `snippet` train a copy of the model, on an accelerator within the limit. Undivided
     steps that do not fit are run beyond it, where the device has the memory, to compare with.
-
-    Raises:
-        AdviceError: Inputs or targets are not one tensor, as the lines take them.
     """
     where = accelerator.resolve(device)
     with accelerator.forked_rng(where), accelerator.on(where), machine({}, where.type):
@@ -45,12 +42,13 @@ def measured(
             )
         done = [_measured(workload, row, batch, where, memory_bytes) for row in rows]
     base = next(row.measured_s for row in done if row.method == "undivided")
-    return [
-        replace(row, slowdown=row.measured_s / base if base else None, bound=None)
-        if row.measured_s
-        else row
-        for row in done
-    ]
+
+    def compared(row: Prediction) -> Prediction:
+        if not row.measured_s:
+            return row
+        return replace(row, slowdown=row.measured_s / base if base else None, bound=None)
+
+    return [compared(row) for row in done]
 
 
 def _measured(

@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from repro.advise.iterations import UPDATE, Iteration, repeated
+from repro.advise.iterations import UPDATE, Iteration, Vector, repeated
 from repro.advise.speed import FILE, Speed
 from repro.advise.workload import AdviceError, Workload
 from repro.measure import largest_batch
@@ -22,7 +21,6 @@ LATENCY_S = 3e-5  # of starting a copy
 SWAPPED_SHARE = 0.8  # of an accelerator's memory for tensors; kernels and gaps take the rest
 _MOST = 1 << 24  # samples
 _TUNED = 800  # functions of a trace whose window is tuned in a second or two
-Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -37,15 +35,14 @@ class Prediction:
         slowdown: Seconds over those of the undivided step (if that fitted); None where
             nothing is known of it, or nothing runs.
         bound: The least that the method can take, likewise: of out-of-core what no schedule beats,
-            of `save_on_cpu` copies that overlap whole; None where nothing bounds it but the
-            predicted time.
+            of `save_on_cpu` copies that overlap whole; else None.
         seconds: Of a step.
         host_bytes: Of host memory (or of the file) beside what the process has anyway.
         largest: The largest batch that fits by it; None where any does, or nothing is known.
         settings: Options of the method, such as ``micro_batch``.
         reason: Why it does not fit, or a remark; may be empty.
-        measured_s: Seconds of a step as measured, not predicted, where that was asked for.
-            `slowdown` is then over undivided steps measured likewise; None where those were not.
+        measured_s: Seconds of a step as measured, where that was asked for. `slowdown` is then over
+            undivided steps measured likewise; None where those were not.
     """
 
     method: str
@@ -95,8 +92,11 @@ def predict(
         raise AdviceError(f"method is {method!r}: choose {', '.join(METHODS)}")
     if speed is None:
         speed = Speed.of("cpu" if device == "cpu" else "H100")
-    on_cpu = device == "cpu"
-    return METHODS[method](_Case(workload, method, batch, memory_bytes, speed, on_cpu, simulated))
+    case = _Case(
+        workload, workload.plain, method, batch, memory_bytes, speed, speed.beside_bytes,
+        on_cpu=device == "cpu", simulated=simulated,
+    )  # fmt: skip
+    return METHODS[method](case)
 
 
 @dataclass
@@ -104,20 +104,14 @@ class _Case:
     """One question, and the quantities that several methods need."""
 
     workload: Workload
+    plain: Iteration
     method: str
     batch: int
     memory: int
     speed: Speed
+    beside: int  # bytes of the allocator beside live tensors
     on_cpu: bool
     simulated: bool
-
-    @property
-    def plain(self) -> Iteration:
-        return self.workload.plain
-
-    @property
-    def beside(self) -> int:
-        return self.speed.beside_bytes
 
     @property
     def budget(self) -> int:
@@ -140,8 +134,7 @@ class _Case:
     def divided_bytes(self, iteration: Iteration, streamed: bool, micro: int) -> int:
         """Peak of a mini-batch in micro-batches of a size.
 
-        Gradients are all there from the second micro-batch on; a new one lies beside the sum until
-        it is added.
+        Gradients are all there from the second micro-batch on.
         """
         if micro >= self.batch:
             return self.undivided_bytes(iteration, self.batch)
@@ -185,10 +178,7 @@ class _Case:
 
     @property
     def streamed_s(self) -> tuple[float, float] | None:
-        """Extra seconds of MBS, of the first micro-batch and of each further one.
-
-        None where they were not measured, or an accelerator hides them.
-        """
+        """Extra seconds of MBS with the first micro-batch and with each further one, if known."""
         if not self.on_cpu or self.method == "accumulation":
             return None
         return self.speed.deferred_s if self.method == "mbs_deferred" else self.speed.streamed_s

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from repro.advise.iterations import BACKWARD, FORWARD, RECOMPUTE, UPDATE, Iteration
+from repro.advise.iterations import BACKWARD, FORWARD, RECOMPUTE, UPDATE, Iteration, Vector
 from repro.advise.workload import Workload
 from repro.mbs import MicroBatchError, MicroBatchStreamer
 from repro.measure import MemoryMeter, accelerator, is_out_of_memory, memory_state
-from repro.measure.datasheets import DEVICES, LAUNCH_S, REACHED, Device
+from repro.measure.datasheets import DEVICES, REACHED, Device
 from repro.measure.machine import machine
 from repro.outofcore import BudgetTooSmall, OutOfCore, plan_swaps
 
-Vector = NDArray[np.float64]
 Phases = dict[str, float]  # seconds
 LINK = 25e9  # bytes/s each way between host and device, where nobody measures it: PCIe 4.0 ×16
 FILE = 1e9  # bytes/s of a file on an SSD
@@ -70,14 +68,9 @@ class Speed:
 
     @classmethod
     def of(cls, name: str = "H100") -> "Speed":
-        """Speed of a device by its data sheet.
+        """Speed of a device by its data sheet, one of `repro.measure.datasheets.DEVICES`.
 
-        Args:
-            name: One of `repro.measure.datasheets.DEVICES`; ``"cpu"`` is a CPU of which only
-                the proportions are known.
-
-        Raises:
-            ValueError: It is none of them.
+        ``"cpu"`` is a CPU of which only the proportions are known.
         """
         if name == "cpu":
             return cls(_CPU, "a CPU's proportions, not measured", (1e10, 1e10))
@@ -91,10 +84,7 @@ class Speed:
     def seconds(self, iteration: Iteration, plain: Iteration, batch: int) -> Vector:
         """Seconds of each function of a step at a batch size, (n,).
 
-        Args:
-            iteration: The step.
-            plain: The step as it was measured, undivided and without recomputation.
-            batch: Samples.
+        `plain` is the step as it was measured, undivided and without recomputation.
         """
         times = self._by_rates(iteration, batch)
         if not self.measured:
@@ -108,11 +98,8 @@ class Speed:
         return times * np.array([scales[str(phase)] for phase in iteration.phases])
 
     def _by_rates(self, iteration: Iteration, batch: int) -> Vector:
-        low = np.array([cost.low for cost in iteration.costs])
-        flops = np.where(low, self.device.low_flops, self.device.flops)
-        computing = iteration.flops(batch) / (REACHED * flops)
-        moving = iteration.touched(batch) / (REACHED * self.device.bandwidth)
-        return np.maximum(np.maximum(computing, moving), LAUNCH_S)
+        low = [cost.low for cost in iteration.costs]
+        return self.device.seconds(iteration.flops(batch), iteration.touched(batch), low)
 
     def _interpolated(self, phase: str, batch: int) -> float:
         """Measured seconds of a phase: on lines between sizes, and beyond by the last."""
@@ -136,15 +123,9 @@ def probe(
 ) -> Speed:
     """Measure some steps on a device that is present, of growing batch sizes up to `batch`.
 
-    Args:
-        workload: Of whose model a copy is trained.
-        device: Where.
-        batch: No larger one is tried.
-        limit_bytes: Sizes whose steps take more by their trace are left out.
-        seconds: After which no larger size is begun.
-
-    Raises:
-        Exception: Whatever the step itself raises on real tensors.
+    A copy of the workload's model is trained. Sizes whose steps take more than `limit_bytes` by
+    their trace are left out; after `seconds` no larger size is begun. Whatever the step itself
+    raises on real tensors is raised.
     """
     device = accelerator.resolve(device)
     kept = accelerator.forked_rng(device)

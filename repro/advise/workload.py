@@ -41,24 +41,14 @@ class AdviceError(ValueError):
 
 @dataclass(frozen=True)
 class Workload:
-    """A training step of any batch size; see `Workload.of`.
+    """A training step of any batch size; see `Workload.of`."""
 
-    Attributes:
-        name: For texts.
-        model: Returns the model anew.
-        samples: Returns inputs and targets of a batch size.
-        loss_fn: Called with outputs and targets.
-        optimizer: Makes the optimizer of some parameters.
-        blocks: Names of the classes that activation checkpointing recomputes as a whole, or a
-            function that makes a model do so.
-    """
-
-    name: str
-    model: Callable[[], nn.Module]
-    samples: Callable[[int], tuple[Any, Any]]
-    loss_fn: Callable[..., Tensor]
-    optimizer: Callable[..., torch.optim.Optimizer]
-    blocks: Blocks
+    name: str  # for texts
+    model: Callable[[], nn.Module]  # returns the model anew
+    samples: Callable[[int], tuple[Any, Any]]  # returns inputs and targets of a batch size
+    loss_fn: Callable[..., Tensor]  # called with outputs and targets
+    optimizer: Callable[..., torch.optim.Optimizer]  # makes the optimizer of some parameters
+    blocks: Blocks  # classes that checkpointing recomputes, or a function that makes a model do so
 
     @classmethod
     def of(
@@ -192,10 +182,7 @@ class Workload:
     ) -> tuple["Parts", Step]:
         """Make model, optimizer and batch, and a step that trains them.
 
-        Args:
-            batch: Samples.
-            device: Where; None where tensors are made without content, in a context for that.
-            checkpointing: Recompute the blocks.
+        `device` is None in a context that makes tensors without content.
         """
         # Drawing initial weights may never end on tensors without content.
         model = (self.model() if device is not None else _twin(self._shape)).train()

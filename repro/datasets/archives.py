@@ -1,9 +1,9 @@
-"""Archives and folders of class folders or of images with masks, and the cache of decoded sets.
+"""Archives and folders of encoded images, and the cache of decoded sets.
 
 An archive is read in memory and never extracted, so that its member names reach no file system.
 It is refused if it unpacks to more than the machine's memory or to more than `BOMB_BYTES` and
 `BOMB_RATIO` times its size; if a member is neither a file nor a folder, or a name occurs twice or
-leads out of the archive; and if anything follows its end.
+leads out of the archive; and if its end is missing or anything follows it.
 """
 
 import hashlib
@@ -11,14 +11,14 @@ import io
 import logging
 import lzma
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import torch
 
 from repro import paths
-from repro.datasets.decoding import Encoded, Item
+from repro.datasets.decoding import Encoded
 from repro.datasets.image_data import (
     CorruptDatasetError,
     DatasetError,
@@ -47,9 +47,7 @@ class Decoded:
 def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
     """Read the images of a `NAME.tar.xz`, keyed by their path below the top folder.
 
-    Args:
-        path: The archive.
-        folders: Levels of folders between the split's and an image.
+    `folders` are the levels of folders between the split's and an image.
 
     Raises:
         CorruptDatasetError: The archive is damaged, truncated, no tar.xz, or is refused; see above.
@@ -65,17 +63,16 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
                     raise _refused(path, f"the name {member.name!r} leads out of it")
                 if not (member.isdir() or member.isreg()) or member.issparse():
                     raise _refused(path, f"{member.name!r} is a link or a device, not a file")
-                inside = None if member.isdir() else _inside(member.name, folders)
+                inside = "/".join(parts[1:])
+                if member.isdir() or not _is_image(inside, folders):
+                    continue
                 if inside in files:
                     raise _refused(path, f"it holds {inside!r} twice")
-                if inside is not None:
-                    begin = member.offset_data
-                    files[inside] = content[begin : begin + member.size]
-        # tarfile treats a damaged header as the end, and ignores the rest.
-        if unpacked[tar.offset :].strip(b"\0"):
-            raise _refused(path, f"something else follows its first {tar.offset:,} bytes")
-        if len(content) <= tar.offset:
-            raise _refused(path, "it breaks off without tar's mark of the end")
+                files[inside] = content[member.offset_data : member.offset_data + member.size]
+        # tarfile takes a damaged header for the end, and ignores the rest.
+        if len(content) <= tar.offset or unpacked[tar.offset :].strip(b"\0"):
+            end = f"its first {tar.offset:,} bytes"
+            raise _refused(path, f"it breaks off, or something else follows, after {end}")
     except (CorruptDatasetError, OSError):
         raise
     except Exception as error:  # tarfile raises almost any error for a damaged header
@@ -86,9 +83,9 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
 
 
 def _unpacked(path: Path) -> bytes:
-    """Decompress an archive and check its checksum, unless it is too large.
+    """Decompress an archive, unless it is too large.
 
-    tarfile would treat a truncated stream as complete.
+    tarfile would neither check the checksum nor notice a truncated stream.
     """
     most = min(memory_bytes(), max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size))
     content = io.BytesIO()
@@ -108,107 +105,27 @@ def _refused(path: Path, reason: str) -> CorruptDatasetError:
     )
 
 
-def _inside(name: str, folders: int) -> str | None:
-    """The path of an image below the top folder; None for other files."""
-    parts = PurePosixPath(name).parts
-    parts = parts[1:] if parts and parts[0] == "." else parts
-    if len(parts) != 3 + folders or parts[1] not in SPLITS or parts[-1].startswith("."):
-        return None
-    if PurePosixPath(parts[-1]).suffix.lower() not in SUFFIXES:
-        return None
-    return "/".join(parts[1:])
+def _is_image(name: str, folders: int) -> bool:
+    """Whether a path below the top folder is ``SPLIT/.../FILE`` of an image."""
+    split, *between = name.split("/")
+    file = PurePosixPath(name)
+    known = split in SPLITS and file.suffix.lower() in SUFFIXES
+    return known and len(between) == folders + 1 and not file.name.startswith(".")
 
 
 def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:
     """List the images below a folder of the same layout, keyed by their path in it."""
     inside = {file.relative_to(path).as_posix(): file for file in _below(path, 2 + folders)}
-    return {name: file for name, file in inside.items() if _inside(f"_/{name}", folders)}
+    return {name: file for name, file in inside.items() if _is_image(name, folders)}
 
 
 def _below(folder: Path, levels: int) -> Iterator[Path]:
-    """The entries `levels` levels below a folder, including linked folders.
-
-    `Path.glob` would skip unreadable folders silently.
-    """
+    """The entries `levels` levels below a folder; `glob` would skip what it cannot read."""
     for entry in sorted(folder.iterdir()):
         if levels == 1:
             yield entry
         elif entry.is_dir():
             yield from _below(entry, levels - 1)
-
-
-def labelled_items(
-    files: Mapping[str, Encoded], where: Path
-) -> tuple[tuple[str, ...], dict[str, list[Item]]]:
-    """Group `SPLIT/CLASS/FILE` by split; the label is the rank of the class name.
-
-    Raises:
-        CorruptDatasetError: The train or the test split has no image.
-    """
-    classes = sorted({name.split("/")[1] for name in files})
-
-    def item(name: str) -> Item:
-        return Item(f"{where}: {name}", files[name], label=classes.index(name.split("/")[1]))
-
-    return tuple(classes), _by_split(files, item, where, "{train,test}/<class>/*.jpg")
-
-
-def masked_items(files: Mapping[str, Encoded], where: Path) -> dict[str, list[Item]]:
-    """Pair `SPLIT/images/STEM.jpg` with `SPLIT/masks/STEM.png`, by split.
-
-    Raises:
-        CorruptDatasetError: An image has no mask, or the train or the test split no image.
-    """
-    masks: dict[str, str] = {}
-    for name in sorted(name for name in files if name.split("/")[1] == "masks"):
-        if (other := masks.setdefault(name.rsplit(".", 1)[0], name)) != name:
-            raise CorruptDatasetError(f"{where}: {other} and {name} are masks of one image")
-
-    def item(name: str) -> Item:
-        split, _, file = name.split("/")
-        if (mask := masks.get(f"{split}/masks/{file.rsplit('.', 1)[0]}")) is None:
-            raise CorruptDatasetError(f"{where}: {name} has no mask {split}/masks/*.png")
-        return Item(f"{where}: {name}", files[name], mask=files[mask])
-
-    images = [name for name in files if name.split("/")[1] == "images"]
-    return _by_split(images, item, where, "{train,test}/images/*.jpg and masks/*.png")
-
-
-def plain_items(files: Mapping[str, Encoded], where: Path) -> dict[str, list[Item]]:
-    """Group `SPLIT/FILE` by split.
-
-    Raises:
-        CorruptDatasetError: The train or the test split has no image.
-    """
-    return _by_split(
-        files, lambda name: Item(f"{where}: {name}", files[name]), where, "{train,test}/*.png"
-    )
-
-
-def _by_split(
-    names: Iterable[str], item: Callable[[str], Item], where: Path, layout: str
-) -> dict[str, list[Item]]:
-    items: dict[str, list[Item]] = {}
-    for name in sorted(names):
-        items.setdefault(name.split("/")[0], []).append(item(name))
-    for split in ("train", "test"):
-        if split not in items:
-            raise CorruptDatasetError(
-                f"{where} has no image of the {split} split (splits found: "
-                f"{', '.join(items) or 'none'}): expected {where.name.split('.')[0]}/{layout}"
-            )
-    return items
-
-
-def first_of_each_class(items: Iterable[Item], per_class: int | None) -> list[Item]:
-    """The first `per_class` items of every label, in order; all for None."""
-    seen: dict[int | None, int] = {}
-    kept = []
-    for item in items:
-        seen[item.label] = seen.get(item.label, 0) + 1
-        if per_class is None or seen[item.label] <= per_class:
-            kept.append(item)
-    return kept
 
 
 def content_hash(files: Sequence[Path], base: Path) -> str:
@@ -219,11 +136,7 @@ def content_hash(files: Sequence[Path], base: Path) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, 64 hexadecimal digits.
-
-    Raises:
-        CorruptDatasetError: It is no regular file; reading a pipe, for example, would wait.
-    """
+    """SHA-256 of a file, 64 hexadecimal digits; refused if it is none, as a pipe would wait."""
     if not path.is_file():
         raise CorruptDatasetError(f"{path} is no file: remove it, or provide the dataset again")
     with path.open("rb") as file:
@@ -239,7 +152,10 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
     Raises:
         DatasetError: The set cannot be kept.
     """
-    path = paths.cache_dir() / f"{stem}.pt"
+    try:
+        path = paths.cache_dir() / f"{stem}.pt"
+    except OSError as error:
+        raise DatasetError(f"there is no place for decoded datasets: {error}") from error
     try:
         return _read(path, stem)
     except FileNotFoundError:

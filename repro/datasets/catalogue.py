@@ -56,6 +56,12 @@ _CONTENT = {
     "div2k": "DIV2K photographs in high resolution",
     "bsds500": "Photographs of BSDS500, a stand-in for DIV2K",
 }
+_ADDRESSES = {  # of the first file of a download
+    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    "cifar100": "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+    "flowers102": "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/102flowers.tgz",
+    "div2k": f"{pictures.URL}{pictures.DIV2K['train'][0]}.zip",
+}
 _BY_HAND = {
     "imagenet": "image-net.org gives it to registered users only",
     "carvana": "Kaggle gives it to registered users only",
@@ -81,23 +87,20 @@ def load(
 
     Args:
         name: One of `NAMES`.
-        root: Folder searched first. If it is missing, a download makes it, but a set in another
-            folder does not silently replace it; the same holds for `$REPRO_DATA`.
+        root: Folder searched first, made by a download if it is missing.
         image_size: None keeps the size; an int resizes the short side and cuts the centre; a pair
             (height, width) resizes to exactly that. Masks follow by nearest neighbour. Pictures
             of different sizes (`div2k`, `bsds500`) are turned to landscape, and with None cut to
-            the largest centre common to all. If ImageNet's images of that size would take more than
-            half of the memory, they stay encoded (`StreamedImages` instead of tensors).
+            the largest centre common to all. ImageNet's images that would take more than half of
+            the memory stay encoded (`StreamedImages` instead of tensors).
         per_class: Keep the first `per_class` images of each class in every split; labelled sets on
             disk only.
-        binary: For `camvid`, make masks of road (1) against the rest (0): the stand-in for
-            Carvana.
+        binary: For `camvid`, make masks of road (1) against the rest (0).
         split: For `flowers102`, ``official`` (1,020 images to train on, 1,020 to validate, 6,149
-            to test), or ``random``: of all 8,189 images `TRAIN_SHARE` to train on and the rest to
-            test, divided equally on every machine.
+            to test), or ``random``: of all images `TRAIN_SHARE` to train on and the rest to test,
+            divided equally on every machine.
         download: Try to download a missing set.
-        **options: For `synthetic`, `phantom` and `photos`, the options of `generators.synthetic`,
-            `phantom.phantom` and `embedded.photos`.
+        **options: Of `generators.synthetic`, `phantom.phantom` or `embedded.photos`.
 
     Raises:
         DataFolderError: `root` or `$REPRO_DATA` is no folder, and the dataset lies in a later one.
@@ -110,7 +113,7 @@ def load(
     size = check_size(image_size)
     _check_options(name, per_class, binary, split, options)
     if name in _MADE:
-        return _MADE[name](32 if name == "synthetic" and size is None else size, **options)
+        return _MADE[name](size, **options)
     source = _find(name, root)
     if source is None:
         source = _downloaded(name, root, allowed=download)
@@ -135,7 +138,7 @@ def _road_against_rest(data: ImageData) -> ImageData:
         classes=("rest", "road"),
         train=binary(data.train),
         test=binary(data.test),
-        val=None if data.val is None else binary(data.val),
+        val=binary(data.val) if data.val else None,
     )
 
 
@@ -158,13 +161,13 @@ def available(root: Root = None) -> dict[str, str]:
         DataFolderError: `root` or `$REPRO_DATA` is no folder.
     """
     _check_folders(root)
-    return _available(root)
-
-
-def _available(root: Root) -> dict[str, str]:
     found = {name: _find(name, root) for name in ON_DISK}
-    on_disk = {name: f"{s.layout} at {s.path}" for name, s in found.items() if s is not None}
+    on_disk = {name: _located(source) for name, source in found.items() if source is not None}
     return {**EMBEDDED, **on_disk, "phantom": "generated", "synthetic": "generated"}
+
+
+def _located(source: sources.Source) -> str:
+    return f"{source.layout} at {source.path}"
 
 
 def looked_for(name: str) -> str:
@@ -175,23 +178,20 @@ def looked_for(name: str) -> str:
 def download(names: Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str]:
     """Download missing datasets as far as the network allows; return the outcome by name.
 
-    Args:
-        names: Names among `NAMES`.
-        root: Folder to search and download to; by default the first writable of `$REPRO_DATA` and
-            `./data`.
-
-    Raises:
-        DatasetError: A name is unknown. All other errors are in the report.
+    They go to `root`, by default to the first writable of `$REPRO_DATA` and `./data`. Raises
+    DatasetError for an unknown name; all other errors are in the report.
     """
     report = {}
     for name in names:
         _check_name(name)
-        if name in (present := _available(root)):
-            report[name] = f"present: {present[name]}"
-        elif reason := _fetch(name, root):
-            report[name] = f"not downloaded: {reason}"
+        if name not in ON_DISK:
+            report[name] = f"present: {EMBEDDED.get(name, 'generated')}"
+        elif source := _find(name, root):
+            report[name] = f"present: {_located(source)}"
+        elif isinstance(found := _fetch(name, root), str):
+            report[name] = f"not downloaded: {found}"
         else:
-            report[name] = f"downloaded: {_available(root)[name]}"
+            report[name] = f"downloaded: {_located(found)}"
     return report
 
 
@@ -210,21 +210,17 @@ def _check_options(
 ) -> None:
     if per_class is not None:
         check_counts(per_class=per_class)
-        if name not in LABELLED:
-            raise DatasetError(
-                f"per_class={per_class}: not for {name!r}, only for labelled sets on disk"
-            )
-    if binary and name != "camvid":
-        raise DatasetError(f"binary=True: not for {name!r}, only for 'camvid'")
     if split not in ("official", "random"):
         raise DatasetError(f"split={split!r}: expected 'official' or 'random'")
-    if split == "random" and (name != "flowers102" or per_class is not None):
-        raise DatasetError(
-            f"split='random' for {name!r} with per_class={per_class}: only 'flowers102' has it, "
-            "whole; leave out one of them"
-        )
+    given = {"per_class": per_class is not None, "binary": binary, "split": split == "random"}
+    served = {"per_class": LABELLED, "binary": ("camvid",), "split": ("flowers102",)}
+    for option, names in served.items():
+        if given[option] and name not in names:
+            raise DatasetError(f"{option}= is not for {name!r}, only for {', '.join(names)}")
     if options and name not in _MADE:
         raise DatasetError(f"{name!r} takes no option {', '.join(options)}")
+    if split == "random" and per_class is not None:
+        raise DatasetError("split='random' takes all images: leave out per_class")
 
 
 def _find(name: str, root: Root) -> sources.Source | None:
@@ -233,33 +229,24 @@ def _find(name: str, root: Root) -> sources.Source | None:
 
 
 def _downloaded(name: str, root: Root, *, allowed: bool) -> sources.Source:
-    """Download a dataset once; return its source.
-
-    Raises:
-        DatasetNotFoundError: There is no download.
-    """
-    reason = _fetch(name, root) if allowed else "not tried, download=False"
-    source = None if reason else _find(name, root)
-    if source is not None:
-        return source
+    """Download a dataset once; return its source."""
+    found = _fetch(name, root) if allowed else "not tried, download=False"
+    if not isinstance(found, str):
+        return found
     folders = "\n  ".join(str(folder) for folder in paths.data_roots(root))
     files = "\n  ".join(sources.looked_for(name))
     raise DatasetNotFoundError(
         f"dataset {name!r} was not found.\nLooked for:\n  {files}\nin the folders:\n  {folders}"
-        f"\nDownload: {reason}.\nThree ways to provide it, with the layouts of data/README.md:"
+        f"\nDownload: {found}.\nThree ways to provide it, with the layouts of data/README.md:"
         f"\n  1. load({name!r}, root=FOLDER)\n  2. set $REPRO_DATA to its folder\n  3. put it "
         "into ./data\nOr name data that is always there: 'synthetic', or the embedded "
         f"{' and '.join(map(repr, EMBEDDED))}."
     )
 
 
-def _fetch(name: str, root: Root) -> str:
-    """Download a dataset; return "", or the reason of the failure."""
-    try:
-        url = sources.download_url(name)
-    except (ImportError, RuntimeError) as error:
-        return f"torchvision cannot be imported ({error})"
-    if url is None:
+def _fetch(name: str, root: Root) -> sources.Source | str:
+    """Download a dataset; return its source, or the reason of the failure."""
+    if (url := _ADDRESSES.get(name)) is None:
         return _BY_HAND.get(name, "no public address is known that serves this layout")
     # A closed network may drop packets, and torchvision waits without a limit.
     request = urllib.request.Request(url, method="HEAD")
@@ -275,18 +262,21 @@ def _fetch(name: str, root: Root) -> str:
     for folder in folders[:1] if root is not None else folders:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            continue
-        try:
-            sources.fetch(name, folder)
-        except (OSError, RuntimeError, EOFError) as error:
-            return f"{url} failed ({error})"
-        return "" if _find(name, root) else "it finished, but left nothing that can be loaded"
+        if os.access(folder, os.W_OK):
+            try:
+                sources.fetch(name, folder)
+            except (OSError, RuntimeError, EOFError, ImportError) as error:
+                return f"{url} failed ({error})"
+            return _find(name, root) or "it finished, but left nothing that can be loaded"
     return "no folder to download to is writable"
 
 
-def _streamed(source: sources.Source, size: int | Size, per_class: int | None) -> Decoded | None:
-    """A set with encoded images; None if its decoded images fit the memory."""
+def _streamed(
+    source: sources.Source, size: int | Size | None, per_class: int | None
+) -> Decoded | None:
+    """A set with encoded images; None unless decoded images would exceed the memory."""
+    if not source.streams or size is None:
+        return None
     classes, items = source.listing(per_class)
     if not exceeds_memory(sum(map(len, items.values())), size):
         return None
@@ -303,11 +293,6 @@ def _streamed(source: sources.Source, size: int | Size, per_class: int | None) -
 def _read(
     name: str, source: sources.Source, size: int | Size | None, per_class: int | None, split: str
 ) -> ImageData:
-    try:
-        paths.cache_dir()
-    except OSError as error:
-        raise DatasetError(f"there is no place for decoded datasets: {error}") from error
-
     anew = [split] if split != "official" else []
 
     def build() -> Decoded:
@@ -317,21 +302,15 @@ def _read(
     try:
         content = source.content(per_class)
         key = digest([FORMAT, source.record_name, content, size, per_class, *anew])[:16]
-        decoded = None
-        if source.streams and size is not None:
-            decoded = _streamed(source, size, per_class)
-        decoded = decoded or cached(f"{name}-{key}", build)
+        decoded = _streamed(source, size, per_class) or cached(f"{name}-{key}", build)
     except DatasetError:
         raise
-    except PermissionError as error:
-        raise DatasetError(
-            f"{source.path} cannot be read or unpacked ({error}): make it readable; torchvision "
-            "unpacks ImageNet beside its archives the first time and needs to write there once"
-        ) from error
     # torchvision raises RuntimeError for a wrong checksum, OSError for a missing file.
     except (RuntimeError, OSError, EOFError) as error:
         raise CorruptDatasetError(
-            f"{source.path} is damaged or incomplete ({error}): provide it again"
+            f"{source.path} is damaged, incomplete or not readable ({error}): provide it again; "
+            "torchvision unpacks ImageNet beside its archives the first time and needs to write "
+            "there once"
         ) from error
     note = ""
     if source.record_name.endswith("-jpeg"):
@@ -352,7 +331,5 @@ def _read(
         provenance=f"{_CONTENT[name]} from {source.layout}{note}.",
         fingerprint=key,
         classes=decoded.classes,
-        train=decoded.splits["train"],
-        test=decoded.splits["test"],
-        val=decoded.splits.get("val"),
+        **decoded.splits,
     )

@@ -54,22 +54,19 @@ def decode(
 
     Args:
         items: At least one; all with a label, all with a mask, or all with neither.
-        size: None keeps the size, which all images must then share; an int resizes the short
-            side to it and cuts the centre; a pair (height, width) resizes to exactly that.
+        size: As of `repro.datasets.load`; with None all images must have one size.
         prepare: Applied to each image before it is resized.
 
     Raises:
         CorruptDatasetError: An image cannot be decoded, or a mask does not fit its image.
         DatasetError: `size` is None and the images differ in size, or they exceed the memory.
     """
-    first, _ = _decode_one(items[0], size, prepare)
+    first, mask = _decode_one(items[0], size, prepare)
     check_memory(
         len(items), first.shape, "give a smaller image_size= or, for labelled sets, per_class="
     )
     images = np.empty((len(items), *first.shape), np.uint8)
-    masks = None
-    if items[0].mask is not None:
-        masks = np.empty((len(items), *first.shape[1:]), np.uint8)
+    masks = None if mask is None else np.empty((len(items), *mask.shape), np.uint8)
 
     def fill(index: int) -> None:
         image, mask = _decode_one(items[index], size, prepare)
@@ -98,13 +95,9 @@ def decode(
 
 
 class StreamedImages:
-    """Encoded images instead of a uint8 tensor (N, 3, H, W) that would exceed the memory.
+    """Encoded images in the place of a uint8 tensor (N, 3, H, W) that would exceed the memory.
 
-    Indexing selects images, still encoded; `decoded` gives pixels.
-
-    Args:
-        items: Labelled, encoded images.
-        size: Side of the squares cut from them, or (height, width) after resizing.
+    Indexing selects images, still encoded; `decoded` gives pixels, of `size` as of `decode`.
     """
 
     def __init__(self, items: Sequence[Item], size: int | Size) -> None:
@@ -119,11 +112,7 @@ class StreamedImages:
         return StreamedImages([self._items[i] for i in indices.tolist()], self._size)
 
     def decoded(self) -> Tensor:
-        """Decode all images with a thread for each core: uint8, (N, 3, H, W).
-
-        Raises:
-            CorruptDatasetError: An image cannot be decoded.
-        """
+        """Decode all images with a thread for each core: uint8, (N, 3, H, W)."""
         return decode(self._items, self._size).images
 
 
@@ -152,15 +141,13 @@ def _resize(image: Image.Image, size: int | Size | None, resample: Image.Resampl
     else:
         scale = size / min(image.size)
         target = (max(size, round(image.width * scale)), max(size, round(image.height * scale)))
-    if image.size != target:
-        most = Image.MAX_IMAGE_PIXELS
-        if most is not None and target[0] * target[1] > most:
-            raise DatasetError(
-                f"image_size= makes {target[0]}x{target[1]} pixels of an image of {image.width}x"
-                f"{image.height}, more than {most:,} (PIL.Image.MAX_IMAGE_PIXELS): give a smaller "
-                "one"
-            )
-        image = image.resize(target, resample)
+    most = Image.MAX_IMAGE_PIXELS
+    if most is not None and target[0] * target[1] > most:
+        raise DatasetError(
+            f"image_size= makes {target[0]}x{target[1]} pixels of an image of {image.width}x"
+            f"{image.height}, more than {most:,} (PIL.Image.MAX_IMAGE_PIXELS): give a smaller one"
+        )
+    image = image.resize(target, resample)
     return image if isinstance(size, tuple) else centre(image, (size, size))
 
 
@@ -196,14 +183,9 @@ _opening = threading.Lock()
 
 @contextmanager
 def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
-    """Open an image of one of `FORMATS`; decode it inside the block.
+    """Open an image of one of `FORMATS`, with its name for errors; decode it inside the block.
 
-    An image of more pixels than `PIL.Image.MAX_IMAGE_PIXELS` (89 million by default) is refused
-    before it is decoded.
-
-    Args:
-        name: Its name in errors.
-        encoded: Its content, or its file.
+    One of more than `PIL.Image.MAX_IMAGE_PIXELS` (89 million by default) is refused before.
 
     Raises:
         CorruptDatasetError: The file is no such image, is damaged or too large.
@@ -223,19 +205,15 @@ def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
             yield image
     except DatasetError:
         raise
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise CorruptDatasetError(
-            f"{name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels, which would fill the memory: "
-            "take it out, or raise PIL.Image.MAX_IMAGE_PIXELS"
-        ) from error
     # For damaged files, decoders raise almost any error: SyntaxError, struct.error, MemoryError.
     except Exception as error:
-        reason = str(error) or type(error).__name__
+        reason, advice = str(error) or type(error).__name__, "provide the dataset again"
         if isinstance(error, UnidentifiedImageError):
             reason = f"it is none of {', '.join(FORMATS)}"
-        raise CorruptDatasetError(
-            f"{name} cannot be decoded ({reason}): provide the dataset again"
-        ) from error
+        elif isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError):
+            reason = f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels"
+            advice = "take it out, or raise PIL.Image.MAX_IMAGE_PIXELS"
+        raise CorruptDatasetError(f"{name} cannot be decoded ({reason}): {advice}") from error
 
 
 def _indices(mask: Image.Image) -> Image.Image:

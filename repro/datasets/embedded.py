@@ -17,6 +17,7 @@ from repro.datasets.image_data import (
     as_pair,
     check_counts,
     check_memory,
+    check_size,
     digest,
     tensor_digest,
 )
@@ -34,11 +35,7 @@ PHOTOGRAPHS = {
 
 
 def digits(image_size: int | Size | None = None) -> ImageData:
-    """Load scikit-learn's 1,797 handwritten digits, 8x8 grey; every fifth of a class is for test.
-
-    Args:
-        image_size: None is 8x8.
-    """
+    """Load scikit-learn's 1,797 handwritten grey digits of 8x8; every fifth of a class is test."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -75,25 +72,19 @@ def photos(
     """Cut patches from the colour photographs inside the scikit-image wheel.
 
     The class is the photograph. Training patches lie in its left 70 %, test patches in its right
-    30 %. A mask is 1 where the luminance exceeds Otsu's threshold of the whole photograph.
-
-    Args:
-        image_size: Side or (height, width) of a patch in pixels, not resized; None is 64.
-        train_per_class: Training patches of every photograph.
-        test_per_class: Test patches of every photograph.
-        seed: Seed of the patches' positions.
+    30 %, at places drawn by `seed`. A mask is 1 where the luminance exceeds Otsu's threshold of the
+    whole photograph. `image_size` is that of a patch, not resized; None is 64.
 
     Raises:
         DatasetError: A patch does not fit the smallest photograph's test region, or a count is
             below 1.
     """
-    height, width = as_pair(64 if image_size is None else image_size)
+    height, width = as_pair(check_size(image_size) or 64)
     check_counts(train_per_class=train_per_class, test_per_class=test_per_class)
     check_counts(0, seed=seed)
     # Found, not imported: skimage.data would look for a download folder.
     spec = importlib.util.find_spec("skimage")
-    if spec is None or spec.origin is None:
-        raise DatasetError("photos: scikit-image is not installed; pip install scikit-image")
+    assert spec is not None and spec.origin is not None
     files = [Path(spec.origin).parent / "data" / file for file in PHOTOGRAPHS.values()]
     photographs = [_photograph(file) for file in files]
     largest = (

@@ -20,7 +20,7 @@ CHUNK = 64  # images made at once
 
 
 def synthetic(
-    image_size: int | Size = 32,
+    image_size: int | Size | None = None,
     *,
     train: int = 2048,
     test: int = 512,
@@ -34,11 +34,10 @@ def synthetic(
     All arithmetic is on integers, so that every machine makes the same pixels.
 
     Args:
-        image_size: Side or (height, width) in pixels.
+        image_size: Side or (height, width) in pixels; None is 32.
         train: Training images.
         test: Test images, of the same class patterns.
-        num_classes: Classes, as evenly frequent as the counts allow; with masks including the
-            background.
+        num_classes: Classes, as evenly frequent as the counts allow.
         channels: Channels of the images.
         masks: Make masks instead of labels: in each image an ellipse of one class from 1 on, on
             the pattern of class 0.
@@ -47,15 +46,12 @@ def synthetic(
     Raises:
         DatasetError: A count is too small, or `image_size` is no size.
     """
-    size = check_size(image_size)
-    if size is None:
-        raise DatasetError("image_size=None: synthetic images have no size of their own, give one")
+    height, width = as_pair(check_size(image_size) or 32)
     check_counts(train=train, test=test, channels=channels)
     check_counts(2, num_classes=num_classes)
     check_counts(0, seed=seed)
     if masks and num_classes > 255:
         raise DatasetError(f"num_classes={num_classes}: masks are uint8, expected at most 255")
-    height, width = as_pair(size)
     check_memory(train + test, (channels, height, width), "give fewer or smaller ones")
     coarse = _generator(seed, 0).integers(0, 256, (num_classes, channels, COARSE, COARSE))
     patterns = _upsample(coarse, height, width)
@@ -104,13 +100,13 @@ def _make(patterns: np.ndarray, count: int, random: np.random.Generator, masks: 
     images = np.empty((count, *patterns.shape[1:]), np.uint8)
     drawn = np.empty((count if masks else 0, height, width), np.uint8)
     for start in range(0, count, CHUNK):
-        part = labels[start : start + CHUNK].astype(np.uint8 if masks else np.int64)
-        clean = patterns[part]
+        rows = slice(start, start + CHUNK)
+        clean = patterns[labels[rows]]
         if masks:
-            inside = _ellipses(len(part), height, width, random)
-            drawn[start : start + CHUNK] = inside * part[:, None, None]
+            inside = _ellipses(len(clean), height, width, random)
+            drawn[rows] = inside * labels[rows, None, None]
             clean = np.where(inside[:, None], clean, patterns[:1])
-        images[start : start + CHUNK] = _mix(clean, random)
+        images[rows] = _mix(clean, random)
     if masks:
         return Split(torch.from_numpy(images), masks=torch.from_numpy(drawn))
     return Split(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))

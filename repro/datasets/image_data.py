@@ -33,25 +33,18 @@ class CorruptDatasetError(DatasetError):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images of one split with their labels, their masks or both.
+    """Images of one split with their labels, their masks or both."""
 
-    Attributes:
-        images: uint8, (N, C, H, W).
-        labels: int64 class index, (N,), or None.
-        masks: uint8 class index of every pixel, (N, H, W), or None.
-    """
-
-    images: Tensor
-    labels: Tensor | None = None
-    masks: Tensor | None = None
+    images: Tensor  # uint8, (N, C, H, W)
+    labels: Tensor | None = None  # int64 class index, (N,)
+    masks: Tensor | None = None  # uint8 class index of every pixel, (N, H, W)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are present, by field name."""
-        fields = {"images": self.images, "labels": self.labels, "masks": self.masks}
-        return {name: tensor for name, tensor in fields.items() if tensor is not None}
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
     def chosen(self, index: Tensor) -> "Split":
         """The samples of these indices, in their order."""
@@ -60,17 +53,12 @@ class Split:
     def evenly(self, count: int) -> "Split":
         """`count` samples at even distances, since sets on disk are ordered by class.
 
-        Raises:
-            DatasetError: There are fewer samples, or `count` is below 1.
+        Raises DatasetError if there are fewer, or `count` is below 1.
         """
         return self.chosen(self._evenly(count))
 
     def parted(self, count: int) -> tuple["Split", "Split"]:
-        """The samples of `evenly` and the rest, which must not be empty.
-
-        Raises:
-            DatasetError: There are at most `count` samples, or `count` is below 1.
-        """
+        """The samples of `evenly` and the rest; raises DatasetError if that is empty."""
         if count == len(self):
             raise DatasetError(f"{count} samples of {count} leave none: give fewer")
         taken = self._evenly(count)
@@ -88,25 +76,16 @@ class Split:
 class ImageData:
     """A dataset in memory.
 
-    Attributes:
-        name: The name given to `load`.
-        record_name: The name for records, which distinguishes e.g. `cifar10` and `cifar10-jpeg`.
-        kind: `real` or `synthetic`.
-        provenance: One sentence: source, recompression, and the set it is a stand-in for.
-        fingerprint: 16 hexadecimal digits, a hash of the source's content and of its resizing and
-            cutting; equal on every machine for equal files.
-        classes: Class names, indexed by label, or by the value of a mask if there are no labels.
-        train: The training split.
-        test: The test split.
-        val: The validation split, if the source has one.
+    The fingerprint is a hash of the source's content and of its resizing and cutting, equal on
+    every machine for equal files.
     """
 
-    name: str
-    record_name: str
+    name: str  # as given to `load`
+    record_name: str  # for records: it distinguishes e.g. `cifar10` and `cifar10-jpeg`
     kind: Literal["real", "synthetic"]
-    provenance: str
-    fingerprint: str
-    classes: tuple[str, ...]
+    provenance: str  # one sentence: source, recompression, and the set it is a stand-in for
+    fingerprint: str  # 16 hexadecimal digits
+    classes: tuple[str, ...]  # names by label, or by the value of a mask if there are no labels
     train: Split
     test: Split
     val: Split | None = None
@@ -135,16 +114,7 @@ def tensor_digest(*splits: Split) -> str:
 
 
 def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
-    """Refuse images that exceed this machine's memory, or its container's limit.
-
-    Args:
-        count: Number of images.
-        shape: Channels, height, width of an image, in bytes.
-        advice: Advice at the end of the error.
-
-    Raises:
-        DatasetError: The images exceed the memory.
-    """
+    """Refuse images of `shape` bytes that exceed the memory of machine or container."""
     needed, available = count * math.prod(shape), memory_bytes()
     if needed > available:
         size = "x".join(map(str, shape[-2:]))
@@ -155,22 +125,14 @@ def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
 
 
 def check_counts(least: int = 1, **given: object) -> None:
-    """Refuse options that are no integers of at least `least`.
-
-    Raises:
-        DatasetError: The first such option, by its name.
-    """
+    """Refuse the first option, by its name, that is no integer of at least `least`."""
     for name, value in given.items():
         if not is_whole(value, least):
             raise DatasetError(f"{name}={value!r}: expected an int, at least {least}")
 
 
 def check_size(size: int | Size | None, name: str = "image_size") -> int | Size | None:
-    """A size if it is None, a positive int or a pair of them.
-
-    Raises:
-        DatasetError: It is something else.
-    """
+    """A size if it is None, a positive int or a pair of them; else a DatasetError."""
     if size is None:
         return None
     sides = tuple(size) if isinstance(size, tuple | list) else (size, size)

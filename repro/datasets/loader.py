@@ -38,13 +38,12 @@ class TensorLoader:
         batch_size: Images in a mini-batch.
         seed: Seed of the order and the augmentation, at least 0.
         shuffle: Visit the images in random order.
-        crop_size: Side or (height, width) in pixels of the crop from the padded image; None
-            is the size of the images.
+        crop_size: Side or (height, width) of the crop from the padded image; None for the images'.
         crop: Cut at a random place, or at the centre.
         padding: Zeros added on each side before the crop.
         flip: Mirror left and right with probability one half.
-        resolution: Side or (height, width) in pixels of the batches, resized bilinearly with
-            antialiasing; a side is for square crops only. None is the size of the crop.
+        resolution: Side (of square crops only) or (height, width) of the batches, resized
+            bilinearly with antialiasing; None is the size of the crop.
         mean: Mean of every channel, of pixels scaled to [0, 1]; by default that of `images`.
         std: Standard deviation of every channel, likewise.
         drop_last: Leave out the last, smaller batch.
@@ -96,31 +95,30 @@ class TensorLoader:
         self.device = torch.device(device) if device is not None else images.device
         self._images = images.to(self.device).contiguous()
         # Masks are cut and flipped as images of one channel, (N, 1, H, W).
-        self._targets = targets.to(self.device).contiguous()
-        if self.masked:
-            self._targets = self._targets.unsqueeze(1)
+        self._targets = (targets.unsqueeze(1) if self.masked else targets).to(self.device)
+        self._targets = self._targets.contiguous()
         if mean is None or std is None:
-            measured_mean, measured_std = channel_statistics(self._images)
-            mean = measured_mean if mean is None else mean
-            std = measured_std if std is None else std
-        self.mean = _per_channel("mean", mean, images.shape[1])
-        self.std = _per_channel("std", std, images.shape[1])
-        if min(self.std) <= 0:
+            measured = channel_statistics(self._images)
+            mean = measured[0] if mean is None else mean
+            std = measured[1] if std is None else std
+        self.mean, self.std = (tuple(map(float, values)) for values in (mean, std))
+        finite = all(map(math.isfinite, self.mean + self.std))
+        if not len(self.mean) == len(self.std) == images.shape[1] or not finite or min(std) <= 0:
             raise ValueError(
-                f"std={self.std}: expected positive values; a channel of constant images has 0, "
-                "give std= explicitly"
+                f"mean={self.mean} and std={self.std}: expected a finite number for each of the "
+                f"{images.shape[1]} channels, std above 0; constant images have 0, give std="
             )
         # (x / 255 - mean) / std as one product and one sum.
         scale = [1 / (255 * deviation) for deviation in self.std]
         shift = [-m / deviation for m, deviation in zip(self.mean, self.std, strict=True)]
-        self._scale = torch.tensor(scale, device=self.device).view(1, -1, 1, 1)
-        self._shift = torch.tensor(shift, device=self.device).view(1, -1, 1, 1)
+        self._scale, self._shift = (
+            torch.tensor(part, device=self.device).view(1, -1, 1, 1) for part in (scale, shift)
+        )
 
     def set_batch_size(self, batch_size: int) -> None:
         """Set the batch size from the next iteration on.
 
-        Raises:
-            ValueError: It is below 1, or with `drop_last` above the number of images.
+        Raises ValueError if it is below 1, or with `drop_last` above the number of images.
         """
         check_counts(batch_size=batch_size)
         if self.drop_last and batch_size > self._length:
@@ -131,12 +129,7 @@ class TensorLoader:
         self.batch_size = int(batch_size)
 
     def set_resolution(self, resolution: int | Size | None) -> None:
-        """Set the side or (height, width) of the batches from the next iteration on.
-
-        Raises:
-            ValueError: It is no positive int, no pair of them and not None (the crop's size), or an
-                int for crops that are no squares.
-        """
+        """Set the size of the batches from the next iteration on; see `TensorLoader`."""
         size = as_pair(check_size(resolution, "resolution") or self.crop_size)
         height, width = self.crop_size
         if height != width and not isinstance(resolution, tuple | list | None):
@@ -147,11 +140,7 @@ class TensorLoader:
         self.resolution = size
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch `epoch`, at least 0; later iterations count on.
-
-        Raises:
-            ValueError: It is negative.
-        """
+        """Make the next iteration epoch `epoch`, at least 0; later iterations count on."""
         check_counts(0, epoch=epoch)
         self.epoch = int(epoch)
 
@@ -235,15 +224,14 @@ class Ahead:
     """A loader's mini-batches, made ahead by a thread while the device computes.
 
     They are in pinned memory of the host, from which an accelerator copies during computations. For
-    a CPU the loader's mini-batches are passed on directly, unless `always` is set. Mini-batches and
-    their order are the loader's; it must not be used elsewhere during an epoch.
+    a CPU the loader's are passed on, unless `always` is set, which is faster where they wait for
+    files. During an epoch nothing else may use the loader.
 
     Args:
         loader: Iterated once per epoch; its mini-batches are pairs of tensors on the host.
         device: The device that trains.
         count: Mini-batches ready or being made, besides the current one, at least 1.
-        always: Whether to use a thread for a CPU, too, which is faster if mini-batches wait for
-            files.
+        always: Use a thread for a CPU, too.
     """
 
     def __init__(
@@ -256,11 +244,7 @@ class Ahead:
         self._threaded = always or accelerator.is_accelerator(device)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin an epoch.
-
-        Raises:
-            HostMemoryError: The host has too little memory to pin.
-        """
+        """Begin an epoch; raises HostMemoryError if the host has too little memory to pin."""
         return self._made_ahead() if self._threaded else iter(self._loader)
 
     def _made_ahead(self) -> Iterator[Batch]:
@@ -290,11 +274,7 @@ def generator_of(*numbers: int) -> torch.Generator:
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 images scaled to [0, 1].
-
-    Args:
-        images: uint8, (N, C, H, W).
-    """
+    """Mean and standard deviation of each channel of uint8 images (N, C, H, W) scaled to [0, 1]."""
     # Integer sums of one chunk are exact, and a chunk keeps the wider copy of the pixels small.
     chunk = max(1, (1 << 24) // images[0].numel())
     total = torch.zeros(images.shape[1], dtype=torch.float64)
@@ -323,24 +303,10 @@ def _check_data(images: Tensor, targets: Tensor) -> None:
             f"images: {images.dtype} of shape {tuple(images.shape)}; expected uint8 pixels "
             "(N, C, H, W) with no side 0, normalisation happens in the loader"
         )
-    if len(targets) != len(images):
-        raise ValueError(f"{len(images)} images but {len(targets)} targets: expected one for each")
     labels = targets.dtype == torch.int64 and targets.dim() == 1
     masks = targets.dtype == torch.uint8 and targets.shape[1:] == images.shape[2:]
-    if not labels and not masks:
+    if len(targets) != len(images) or not (labels or masks):
         raise ValueError(
             f"targets: {targets.dtype} of shape {tuple(targets.shape)}; expected int64 labels (N,) "
-            f"or uint8 masks (N, H, W) of the images' size {tuple(images.shape[2:])}"
+            f"or uint8 masks (N, H, W) for images of shape {tuple(images.shape)}"
         )
-
-
-def _per_channel(name: str, values: Sequence[float], channels: int) -> tuple[float, ...]:
-    if len(values) != channels:
-        raise ValueError(
-            f"{name}={tuple(values)} has {len(values)} values: expected one for each of the "
-            f"{channels} channels"
-        )
-    numbers = tuple(float(value) for value in values)
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError(f"{name}={numbers}: expected finite values")
-    return numbers

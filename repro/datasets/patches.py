@@ -12,23 +12,13 @@ from repro.datasets.loader import Batch, TensorLoader, generator_of
 
 
 def low_resolution(images: Tensor, scale: int) -> Tensor:
-    """Shrink images by an integer factor, bicubic with antialiasing, as in DIV2K.
+    """Shrink uint8 images (N, C, H, W) by a whole factor, bicubic with antialiasing, as in DIV2K.
 
-    Args:
-        images: uint8, (N, C, H, W); rows and columns beyond a multiple of `scale` are left out.
-        scale: At least 1.
-
-    Returns:
-        uint8, (N, C, H // scale, W // scale).
-
-    Raises:
-        DatasetError: `scale` is below 1 or above a side.
+    Rows and columns beyond a multiple of `scale` are left out. Returns uint8,
+    (N, C, H // scale, W // scale).
     """
     height, width = images.shape[2:]
-    if not 1 <= scale <= min(height, width):
-        raise DatasetError(f"scale={scale} for images of {height}x{width}: give 1 to a side")
-    size = (height // scale, width // scale)
-    parts = []
+    size, parts = (height // scale, width // scale), []
     for part in images[..., : size[0] * scale, : size[1] * scale].split(16):
         small = functional.interpolate(
             part.float(), size, mode="bicubic", antialias=True, align_corners=False
@@ -38,12 +28,10 @@ def low_resolution(images: Tensor, scale: int) -> Tensor:
 
 
 def noisy(images: Tensor, sigma: float, seed: int) -> Tensor:
-    """Add Gaussian noise to images, rounded and clipped to 0 to 255.
+    """Add Gaussian noise to uint8 images (N, C, H, W), rounded and clipped to 0 to 255.
 
-    Args:
-        images: uint8, (N, C, H, W).
-        sigma: Standard deviation, as a share of the full range of 255.
-        seed: Seed of the noise, which depends only on the seed and the shape.
+    Its standard deviation is the share `sigma` of the full range of 255. It depends only on the
+    seed and the shape.
 
     Raises:
         DatasetError: `sigma` is negative.
@@ -74,20 +62,13 @@ class PatchLoader(TensorLoader):
         **options: `seed`, `shuffle`, `crop`, `drop_last` and `device` of `TensorLoader`.
 
     Raises:
-        DatasetError: Inputs and targets do not fit each other.
-        ValueError: Another argument is out of range.
+        ValueError: Inputs and targets do not fit each other, or an argument is out of range.
     """
 
     def __init__(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        batch_size: int,
-        *,
-        patch: int,
-        augment: bool = False,
-        **options: Any,
-    ) -> None:
+        self, inputs: Tensor, targets: Tensor, batch_size: int, *, patch: int,
+        augment: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
         self.scale = targets.shape[-1] // inputs.shape[-1]
         wanted = (len(inputs), *(self.scale * side for side in inputs.shape[2:]))
         if self.scale < 1 or (len(targets), *targets.shape[2:]) != wanted:
@@ -97,16 +78,9 @@ class PatchLoader(TensorLoader):
             )
         self.augment, self._inputs = augment, inputs.shape[1]
         stacked = torch.cat((inputs, functional.pixel_unshuffle(targets, self.scale)), 1)
-        count = stacked.shape[1]
-        super().__init__(
-            stacked,
-            torch.zeros(len(stacked), dtype=torch.int64),
-            batch_size,
-            crop_size=patch,
-            mean=[0.0] * count,
-            std=[1.0] * count,
-            **options,
-        )
+        options |= {"mean": [0.0] * stacked.shape[1], "std": [1.0] * stacked.shape[1]}
+        none = torch.zeros(len(stacked), dtype=torch.int64)
+        super().__init__(stacked, none, batch_size, crop_size=patch, **options)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.

@@ -44,14 +44,9 @@ VERSION = 1  # raised when the same ranges and options give other pixels
 
 
 def draw_ellipses(ellipses: np.ndarray, size: int | Size) -> np.ndarray:
-    """Draw the sum of ellipses, clipped to [0, 1]; pixels reach from -1 to 1 inclusive.
+    """Draw the sum of ellipses, rows (E, 6) as in `ELLIPSES`, clipped to [0, 1].
 
-    Args:
-        ellipses: (E, 6), rows as in `ELLIPSES`.
-        size: Side or (height, width) in pixels.
-
-    Returns:
-        float64, (height, width).
+    Pixels reach from -1 to 1 inclusive. Returns float64, (height, width).
     """
     height, width = as_pair(size)
     x, y = np.linspace(-1, 1, width)[None, :], np.linspace(1, -1, height)[:, None]
@@ -83,20 +78,15 @@ def phantom(
     """Make grey phantoms of ten randomised ellipses, without labels or masks.
 
     Each image depends only on the seed and its number, so that a smaller set is the beginning of a
-    larger one.
-
-    Args:
-        image_size: Side or (height, width) in pixels; None is the paper's 256.
-        train: Training images, 1,600 in the paper.
-        test: Test images; the paper does not state the number.
-        seed: Seed of the images.
+    larger one. The paper has 256 pixels a side and 1,600 training images; it does not state the
+    number of test images.
 
     Raises:
         DatasetError: A count is below 1, or `image_size` is no size.
     """
     check_counts(train=train, test=test)
     check_counts(0, seed=seed)
-    height, width = as_pair(check_size(256 if image_size is None else image_size) or 256)
+    height, width = as_pair(check_size(image_size) or 256)
     check_memory(train + test, (1, height, width), "give fewer or smaller ones")
 
     def make(stream: int, count: int) -> Split:

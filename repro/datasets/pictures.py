@@ -44,9 +44,7 @@ def cut_alike(items: Iterable[Item]) -> Callable[[Image.Image], Image.Image]:
 def fetch(folder: Path) -> None:
     """Download DIV2K's archives, check them, and unpack each into its split's folder, or nothing.
 
-    Raises:
-        RuntimeError: An archive's SHA-256 is not the expected one.
-        OSError: The network or the disk failed, or something else that torchvision raises.
+    Raises RuntimeError for another SHA-256; errors of torchvision are passed on.
     """
     from repro._torchvision import torchvision
 

@@ -1,23 +1,16 @@
 """Layouts of a dataset in a folder: others' (torchvision, Kaggle) and our archives."""
 
 import functools
+import itertools
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from repro.datasets import pictures
-from repro.datasets.archives import (
-    Decoded,
-    content_hash,
-    first_of_each_class,
-    labelled_items,
-    masked_items,
-    plain_items,
-    read_archive,
-    read_folder,
-)
+from repro.datasets.archives import Decoded, content_hash, read_archive, read_folder
 from repro.datasets.decoding import Encoded, Item, decode
 from repro.datasets.image_data import CorruptDatasetError, DatasetError, Size, digest
 
@@ -33,47 +26,37 @@ Listing = tuple[tuple[str, ...], dict[str, list[Item]]]  # classes, images by sp
 
 @dataclass(frozen=True)
 class Source:
-    """One place that holds a dataset.
+    """One place that holds a dataset."""
 
-    Attributes:
-        record_name: Name for records.
-        layout: Its layout, in words.
-        path: Archive or folder.
-        everything: Lists classes and all images by split.
-        hashed: Lists the files with the dataset's content.
-        streams: Whether images may stay encoded if memory is too small.
-    """
-
-    record_name: str
-    layout: str
-    path: Path
-    everything: Callable[[], Listing]
-    hashed: Callable[[], list[Path]]
-    streams: bool = False
+    record_name: str  # for records
+    layout: str  # in words
+    path: Path  # archive or folder
+    everything: Callable[[], Listing]  # lists classes and all images by split
+    hashed: Callable[[], list[Path]]  # lists the files with the dataset's content
+    streams: bool = False  # images, which are files, may stay encoded if memory is too small
 
     def listing(self, per_class: int | None) -> Listing:
         """Classes, and the first `per_class` images of each class (None: all) by split."""
         classes, items = self.everything()
-        return classes, {s: first_of_each_class(members, per_class) for s, members in items.items()}
+        if per_class is None:
+            return classes, items
+        kept = {}
+        for split, members in items.items():
+            ranks: dict[int | None, Iterator[int]] = defaultdict(itertools.count)
+            kept[split] = [item for item in members if next(ranks[item.label]) < per_class]
+        return classes, kept
 
     def content(self, per_class: int | None) -> str:
         """A hash of the names of files and their contents, or sizes for images that may stream."""
         if not self.streams:
             return content_hash(self.hashed(), self.path)
-        items = self.listing(per_class)[1].values()
-        files = [
-            item.image for members in items for item in members if isinstance(item.image, Path)
-        ]
+        members = self.listing(per_class)[1].values()
+        files = [cast(Path, item.image) for items in members for item in items]
         sized = sorted((f.relative_to(self.path).as_posix(), f.stat().st_size) for f in files)
         return digest(f"{name}|{size}" for name, size in sized)
 
     def decode(self, size: int | Size | None, per_class: int | None) -> Decoded:
-        """Decode the images of `listing`, resized to `size`.
-
-        Raises:
-            CorruptDatasetError: An image cannot be decoded, or a mask holds no class index.
-            DatasetError: The images differ in size, or exceed the memory.
-        """
+        """Decode the images of `listing`, resized to `size`, into splits of one size."""
         classes, items = self.listing(per_class)
         prepare = None
         if self.record_name in pictures.NAMES:
@@ -103,10 +86,15 @@ def find(name: str, root: Path) -> Source | None:
 
 def looked_for(name: str) -> list[str]:
     """The paths in a root that `find` looks for."""
-    below = "{images,masks}/" if name in MASK_CLASSES else "<class>/"
-    below = "" if name in pictures.NAMES else below
     native = [_NATIVE[name][1]] if name in _NATIVE else []
-    return [*native, f"{name}.tar.xz", f"{name}/{{train,test}}/{below}"]
+    return [*native, f"{name}.tar.xz", f"{name}/{{train,test}}/{_below(name)}"]
+
+
+def _below(name: str) -> str:
+    """The folders of a split in our own layout, in words."""
+    if name in pictures.NAMES:
+        return ""
+    return "{images,masks}/" if name in MASK_CLASSES else "<class>/"
 
 
 def _own_layout(name: str, root: Path) -> Source | None:
@@ -120,53 +108,76 @@ def _own_layout(name: str, root: Path) -> Source | None:
     def contents() -> dict[str, Encoded]:
         return (read_archive if packed else read_folder)(path, int(name not in pictures.NAMES))
 
-    def everything() -> Listing:
-        if name in pictures.NAMES:
-            return (), plain_items(contents(), path)
-        if name in MASK_CLASSES:
-            return MASK_CLASSES[name], masked_items(contents(), path)
-        return labelled_items(contents(), path)
-
     def hashed() -> list[Path]:
-        return [path] if packed else [f for f in contents().values() if isinstance(f, Path)]
+        return [path] if packed else [cast(Path, file) for file in contents().values()]
 
-    # In other layouts the images may have been recompressed, which changes accuracies.
-    record_name = f"{name}-jpeg" if name in _NATIVE else name
-    layout = f"{'archive' if packed else 'folder'} {path.name}"
-    # An archive is read as a whole: if its images exceed the memory, it must be unpacked.
-    streams = name == "imagenet" and not packed
-    return Source(record_name, layout, path, everything, hashed, streams)
+    return Source(
+        # In other layouts the images may have been recompressed, which changes accuracies.
+        record_name=f"{name}-jpeg" if name in _NATIVE else name,
+        layout=f"{'archive' if packed else 'folder'} {path.name}",
+        path=path,
+        everything=lambda: _listed(name, contents(), path),
+        hashed=hashed,
+        # An archive is read as a whole: if its images exceed the memory, it must be unpacked.
+        streams=name == "imagenet" and not packed,
+    )
 
 
-def _cifar(name: str, root: Path) -> Source | None:
-    folder = root / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[name]
+def _listed(name: str, files: Mapping[str, Encoded], where: Path) -> Listing:
+    """The listing of files in our own layout, by their path in the set.
+
+    The label is the rank of the class's name. A mask has the name of its image.
+    """
+    classes = MASK_CLASSES.get(name, ())
+    masked, labelled = name in MASK_CLASSES, name not in (*MASK_CLASSES, *pictures.NAMES)
+    if labelled:
+        classes = tuple(sorted({file.split("/")[1] for file in files}))
+    masks: dict[str, str] = {}
+    for file in sorted(file for file in files if masked and "/masks/" in file):
+        if (other := masks.setdefault(file.rsplit(".", 1)[0], file)) != file:
+            raise CorruptDatasetError(f"{where}: {other} and {file} are masks of one image")
+    items: dict[str, list[Item]] = {}
+    for file in sorted(files):
+        split, *folder, last = file.split("/")
+        item = Item(f"{where}: {file}", files[file])
+        if labelled:
+            item = replace(item, label=classes.index(folder[0]))
+        elif masked:
+            if folder != ["images"]:
+                continue
+            stem = f"{split}/masks/{last.rsplit('.', 1)[0]}"
+            if stem not in masks:
+                raise CorruptDatasetError(f"{where}: {file} has no mask {stem}.png")
+            item = replace(item, mask=files[masks[stem]])
+        items.setdefault(split, []).append(item)
+    for split in ("train", "test"):
+        if split not in items:
+            raise CorruptDatasetError(
+                f"{where} has no image of the {split} split (splits found: "
+                f"{', '.join(items) or 'none'}): expected {name}/{{train,test}}/{_below(name)}*.jpg"
+            )
+    return classes, items
+
+
+def _torchvision(name: str, root: Path) -> Source | None:
+    folder = root / _TORCHVISION[name][1]
     if not folder.is_dir():
         return None
 
     def everything() -> Listing:
         items = {}
-        for split in ("train", "test"):
-            dataset = _torchvision_class(name)(root, train=split == "train")
-            pairs = zip(dataset.data, dataset.targets, strict=True)
-            items[split] = [Item(f"{split} {i}", *pair) for i, pair in enumerate(pairs)]
-        return tuple(dataset.classes), items
-
-    layout = f"torchvision folder {folder.name}"
-    return Source(name, layout, folder, everything, lambda: _files(folder))
-
-
-def _flowers102(name: str, root: Path) -> Source | None:
-    folder = root / "flowers-102"
-    if not folder.is_dir():
-        return None
-
-    def everything() -> Listing:
-        items: dict[str, list[Item]] = {}
-        for split in ("train", "val", "test"):
-            # With `Path` as the loader, the dataset yields file names instead of pictures.
-            dataset = _torchvision_class(name)(root, split=split, loader=Path)
-            pairs = [dataset[i] for i in range(len(dataset))]
-            items[split] = [Item(str(file), file, label=label) for file, label in pairs]
+        for split in ("train", "val", "test") if name == "flowers102" else ("train", "test"):
+            if name == "flowers102":
+                # With `Path` as the loader, the dataset yields file names instead of pictures.
+                dataset = _torchvision_class(name)(root, split=split, loader=Path)
+                pairs = [dataset[i] for i in range(len(dataset))]
+            else:
+                dataset = _torchvision_class(name)(root, train=split == "train")
+                pairs = list(zip(dataset.data, dataset.targets, strict=True))
+            items[split] = [
+                Item(str(image) if isinstance(image, Path) else f"{split} {i}", image, label)
+                for i, (image, label) in enumerate(pairs)
+            ]
         return tuple(dataset.classes), items
 
     layout = f"torchvision folder {folder.name}"
@@ -199,7 +210,7 @@ def _carvana(name: str, root: Path) -> Source | None:
         images = sorted((folder / "train").glob("*.jpg"))
         # Sixteen views of one car share the name up to the underscore, and stay in one split.
         cars = sorted({image.stem.rsplit("_", 1)[0] for image in images})
-        held_out = set(cars[CARVANA_TEST_EVERY - 1 :: CARVANA_TEST_EVERY])
+        held_out = cars[CARVANA_TEST_EVERY - 1 :: CARVANA_TEST_EVERY]
         items: dict[str, list[Item]] = {"train": [], "test": []}
         for image in images:
             mask = folder / "train_masks" / f"{image.stem}_mask.gif"
@@ -226,10 +237,16 @@ def _files(folder: Path) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file()]
 
 
+_TORCHVISION = {
+    "cifar10": ("CIFAR10", "cifar-10-batches-py"),
+    "cifar100": ("CIFAR100", "cifar-100-python"),
+    "flowers102": ("Flowers102", "flowers-102"),
+    "imagenet": ("ImageNet", "imagenet"),
+}
 _NATIVE: dict[str, tuple[Callable[[str, Path], Source | None], str]] = {
-    "cifar10": (_cifar, "cifar-10-batches-py/"),
-    "cifar100": (_cifar, "cifar-100-python/"),
-    "flowers102": (_flowers102, "flowers-102/"),
+    "cifar10": (_torchvision, "cifar-10-batches-py/"),
+    "cifar100": (_torchvision, "cifar-100-python/"),
+    "flowers102": (_torchvision, "flowers-102/"),
     "imagenet": (_imagenet, "imagenet/{ILSVRC2012_devkit_t12.tar.gz or meta.bin}"),
     "carvana": (_carvana, "carvana/{train/*.jpg,train_masks/*_mask.gif}"),
 }
@@ -238,8 +255,7 @@ _NATIVE: dict[str, tuple[Callable[[str, Path], Source | None], str]] = {
 def _torchvision_class(name: str) -> Any:
     from repro._torchvision import torchvision
 
-    names = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "flowers102": "Flowers102"}
-    return getattr(torchvision.datasets, names.get(name, "ImageNet"))
+    return getattr(torchvision.datasets, _TORCHVISION[name][0])
 
 
 def fetch(name: str, root: Path) -> None:
@@ -248,15 +264,3 @@ def fetch(name: str, root: Path) -> None:
         pictures.fetch(root / name)
     else:
         _torchvision_class(name)(root, download=True)
-
-
-def download_url(name: str) -> str | None:
-    """The address of the download of `name`, or None."""
-    if name == "div2k":
-        return f"{pictures.URL}{pictures.DIV2K['train'][0]}.zip"
-    if name in ("cifar10", "cifar100"):
-        return str(_torchvision_class(name).url)
-    if name == "flowers102":
-        flowers = _torchvision_class(name)
-        return f"{flowers._download_url_prefix}{flowers._file_dict['image'][0]}"
-    return None

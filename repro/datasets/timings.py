@@ -18,18 +18,11 @@ _FILES = {"PyTorch": "gtx1080_pytorch.npy", "TensorFlow": "gtx1080_tensorflow.np
 
 @dataclass(frozen=True, eq=False)
 class EpochTimes:
-    """Seconds of one epoch of ResNet-18 against the batch size, on a GTX 1080.
+    """Seconds of one epoch of ResNet-18 against the batch size, on a GTX 1080; see `ImageData`."""
 
-    Attributes:
-        seconds: By framework, (500,): entry i is for batch size i + 1.
-        samples: Images in an epoch.
-        fingerprint: 16 hexadecimal digits, a hash of the numbers.
-        name: See `ImageData`, also for `record_name`, `kind` and `provenance`.
-    """
-
-    seconds: dict[str, NDArray[np.float64]]
-    samples: int
-    fingerprint: str
+    seconds: dict[str, NDArray[np.float64]]  # by framework, (500,): entry i is for batch size i + 1
+    samples: int  # images in an epoch
+    fingerprint: str  # of the numbers
     name: str = TIMES
     record_name: str = TIMES
     kind: Literal["real"] = "real"
@@ -41,9 +34,10 @@ class EpochTimes:
 
 def find_times(root: str | os.PathLike[str] | None = None) -> Path | None:
     """The folder of `EpochTimes`, None if it is not available."""
-    folders = [folder / TIMES for folder in paths.data_roots(root)]
-    whole = (f for f in folders if all((f / name).is_file() for name in _FILES.values()))
-    return next(whole, None)
+    for folder in (folder / TIMES for folder in paths.data_roots(root)):
+        if all((folder / name).is_file() for name in _FILES.values()):
+            return folder
+    return None
 
 
 def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
@@ -55,7 +49,7 @@ def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
     """
     folder = find_times(root)
     if folder is None:
-        searched = ", ".join(str(data_root) for data_root in paths.data_roots(root))
+        searched = ", ".join(map(str, paths.data_roots(root)))
         raise DatasetNotFoundError(
             f"{TIMES!r} ({', '.join(_FILES.values())}) is in none of {searched}: copy the folder "
             "there, or set $REPRO_DATA"
@@ -64,17 +58,15 @@ def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
     for framework, name in _FILES.items():
         try:
             loaded = np.load(regular(folder / name))
-            if not isinstance(loaded, np.ndarray) or loaded.dtype.kind not in "fiu":
-                raise ValueError("it holds no array of numbers")
-            values = loaded.astype(np.float64)
-        except (OSError, ValueError, EOFError, MemoryError) as error:
+            values = np.trim_zeros(np.asarray(loaded, np.float64), "b")  # the last entry is empty
+            if (
+                len(values) < 2
+                or values.ndim != 1
+                or not (np.isfinite(values) & (values > 0)).all()
+            ):
+                raise ValueError("expected seconds above 0 (finite) for batch sizes 1, 2, ...")
+        except (OSError, ValueError, TypeError, EOFError, MemoryError) as error:
             raise CorruptDatasetError(f"{folder / name} cannot be read ({error})") from error
-        values = np.trim_zeros(values, "b")  # the last entry is empty
-        if values.ndim != 1 or len(values) < 2 or not (np.isfinite(values) & (values > 0)).all():
-            raise CorruptDatasetError(
-                f"{folder / name} has shape {values.shape}: expected seconds above 0 (finite) for "
-                "batch sizes 1, 2, ..."
-            )
         seconds[framework] = values
     fingerprint = digest(value for values in seconds.values() for value in values)[:16]
     return EpochTimes(seconds, 50_000, fingerprint)

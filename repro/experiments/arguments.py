@@ -1,20 +1,17 @@
 """Checked arguments of commands: profile, device, folders, datasets, seeds, choices of runs."""
 
 import json
-import math
 import os
 import re
-import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from repro import paths
 from repro.experiments.design import COMPUTING_PROFILES, PROFILES, Artefact, Paper, Run, UsageError
-from repro.records import check_writable
 
 STAND_IN = "REPRO_STAND_IN"  # in the environment, so that notebooks' kernels know of it, too
 
@@ -54,37 +51,17 @@ def check_device(device: str) -> str:
     """
     from repro.measure import accelerator
 
-    if device in ("cpu", "cpu:0"):
+    parts = re.fullmatch(r"([a-z]+)(?::(0|[1-9][0-9]{0,3}))?", str(device))
+    kind, number = (parts[1], int(parts[2] or 0)) if parts and isinstance(device, str) else ("", 0)
+    if kind == "cpu" and number == 0:
         return "cpu"
-    parts = re.fullmatch(r"([a-z]+)(?::(0|[1-9][0-9]*))?", str(device))
-    if isinstance(device, str) and parts:
-        kind, number = parts[1], parts[2] or "0"
-        # A long number is none of a device, and int() refuses it.
-        if len(number) < 5 and int(number) < _count(kind):
+    with suppress(RuntimeError, ValueError):  # torch knows no such kind
+        if number < accelerator.count(kind):
             return f"{kind}:{number}"
-    present = accelerator.present()
-    last = _count(present) - 1 if present else -1
-    raise UsageError(
-        f"device {_shortened(device)} is not available here; allowed are 'cpu'"
-        + (
-            f" and '{present}:0' to '{present}:{last}'"
-            if last >= 0
-            else " (no accelerator is present)"
-        )
-    )
-
-
-def _count(kind: str) -> int:
-    """Return how many accelerators of a kind are here; 0 of one unknown to torch."""
-    from repro.measure import accelerator
-
-    try:
-        if not accelerator.is_accelerator(kind):
-            return 0
-        of = accelerator.module(kind)
-    except (RuntimeError, ValueError):
-        return 0
-    return int(of.device_count()) if of.is_available() else 0
+    allowed = "'cpu' (no accelerator is present)"
+    if present := accelerator.present():
+        allowed = f"'cpu' and '{present}:0' to '{present}:{accelerator.count(present) - 1}'"
+    raise UsageError(f"device {_shortened(device)} is not available here; allowed are {allowed}")
 
 
 def ending(until: str | None, hours: float | None) -> float | None:
@@ -112,39 +89,6 @@ def ending(until: str | None, hours: float | None) -> float | None:
     return None if hours is None else time.monotonic() + 3600 * hours
 
 
-def user_path(text: str, option: str) -> Path:
-    """Return the path that was given; ``~`` and ``~NAME`` stand for a home folder.
-
-    Raises:
-        UsageError: There is no such user, or the text is empty.
-    """
-    try:
-        if text.strip():
-            return Path(text).expanduser()
-    except RuntimeError as error:
-        raise UsageError(f"{option} is {text!r}, and there is no such user; give a path") from error
-    raise UsageError(f"{option} is empty; leave it out, or give the path of a file")
-
-
-def check_target(path: Path, what: str) -> None:
-    """Refuse a path that no file can be written to, before it takes work to find out.
-
-    Raises:
-        UsageError: A folder or something else that is no file lies there.
-        RecordError: Its folder cannot be made or written.
-    """
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        mode = None
-    except OSError as error:
-        raise UsageError(f"{what} {str(path)!r}: {error.strerror}; give another path") from error
-    if mode is not None and not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-        raise UsageError(f"{what} {str(path)!r} is {kind}; give the path of a file")
-    check_writable(path.parent, what, "free some space, make it writable, or give another path")
-
-
 def _shortened(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
@@ -155,6 +99,16 @@ def check_data(root: str | None) -> str | None:
     if problem := paths.data_problem(root):
         raise UsageError(problem)
     return root
+
+
+def data_at_hand(root: str | None) -> dict[str, str]:
+    """Return the datasets that can be loaded without a download, with their locations."""
+    from repro import datasets
+
+    present = datasets.available(root)
+    if (times := datasets.find_times(root)) is not None:
+        present[datasets.TIMES] = f"at {times}"
+    return present
 
 
 def choose_datasets(
@@ -182,15 +136,13 @@ def choose_datasets(
                 f"dataset {name!r} serves no experiment of {paper.key} under the profile "
                 f"{profile!r}; choose among {', '.join(served)}"
             )
-    present = set(datasets.available(root))
-    if datasets.find_times(root) is not None:
-        present.add(datasets.TIMES)
-    papers_only = profile == "paper" and not stand_ins_allowed()
+    present = data_at_hand(root)
+    own_data = profile == "paper" and os.environ.get(STAND_IN, "") in ("", "0")
     chosen = {}
     for task, names in tasks.items():
         asked = [name for name in wanted if name in names or name == "synthetic"]
-        if papers_only and not asked and datasets.TIMES not in names:
-            asked = [*names[:1]]
+        if own_data and not asked and datasets.TIMES not in names:
+            asked = list(names[:1])
         # A task that nothing can stand in for is left out, and its artefacts say "not run".
         chosen[task] = (asked or [name for name in names if name in present] or [""])[0]
         several = [name for name in asked if name != "synthetic"]
@@ -200,11 +152,6 @@ def choose_datasets(
                 f"{task}; give one of them"
             )
     return chosen
-
-
-def stand_ins_allowed() -> bool:
-    """Whether other data may take the place of a paper's own under the profile ``paper``."""
-    return os.environ.get(STAND_IN, "") not in ("", "0")
 
 
 def require_data(plans: Iterable[tuple[Paper, Sequence[Run]]], root: str | None = None) -> None:
@@ -219,12 +166,12 @@ def require_data(plans: Iterable[tuple[Paper, Sequence[Run]]], root: str | None 
     """
     from repro import datasets
 
-    users: dict[str, dict[str, None]] = {}
+    users: dict[str, str] = {}  # the first run of each dataset
     for paper, runs in plans:
         for run in runs:
             name = (run.config.get("dataset") or {}).get("name")
             if name is not None and name != datasets.TIMES:
-                users.setdefault(name, {})[f"{paper.key} ({run})"] = None
+                users.setdefault(name, f"{paper.key} ({run})")
     present = datasets.available(root)
     absent = [name for name in users if name not in present]
     report = datasets.download(absent, root) if absent else {}
@@ -232,8 +179,7 @@ def require_data(plans: Iterable[tuple[Paper, Sequence[Run]]], root: str | None 
     if not lacking:
         return
     details = [
-        f"{name} for {_some(list(users[name]))} ({datasets.looked_for(name)}; "
-        f"{' '.join(report[name].split())})"
+        f"{name} for {users[name]} ({datasets.looked_for(name)}; {' '.join(report[name].split())})"
         for name in lacking
     ]
     folders = " or ".join(str(folder) for folder in paths.data_roots(root))
@@ -243,11 +189,6 @@ def require_data(plans: Iterable[tuple[Paper, Sequence[Run]]], root: str | None 
         "--data-stand-in goes on with what is at hand in their place, and without the runs that "
         "nothing can stand in for"
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 2} more runs" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more
 
 
 def plan(
@@ -288,17 +229,13 @@ def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
     kept = list(runs)
     for key in dict.fromkeys(key for key, _ in choices):
         wanted = [value for name, value in choices if name == key]
-        present_ = {_text(value_of(run, key)) for run in runs if value_of(run, key) is not ...}
+        values = {run: _text(value_of(run, key)) for run in runs if value_of(run, key) is not ...}
         for value in wanted:
-            if value not in present_:
-                known = ", ".join(sorted(present_, key=_naturally))
+            if value not in values.values():
+                known = ", ".join(dict.fromkeys(values.values()))
                 advice = f"choose among {known}" if known else _keys_advice(runs)
                 raise UsageError(f"no run of the plan has {key}={value}; {advice}")
-        kept = [
-            run
-            for run in kept
-            if value_of(run, key) is not ... and _text(value_of(run, key)) in wanted
-        ]
+        kept = [run for run in kept if values.get(run) in wanted]
     return kept
 
 
@@ -336,29 +273,39 @@ def changed_runs(paper: Paper, runs: Sequence[Run], choices: Choices) -> dict[Ru
     """
     changed = {run: run for run in runs}
     for key, text in choices:
-        present_ = [value for run in runs if _is_plain(value := value_of(run, key))]
-        if not present_:
+        present = [value for run in runs if _is_plain(value := value_of(run, key))]
+        if not present:
             raise UsageError(f"no run of the plan has a {key!r} to set; {_keys_advice(runs)}")
         if sum(key == other for other, _ in choices) > 1:
             raise UsageError(f"{key} is set twice; give it one value")
-        allowed = paper.options.get(key)
-        if allowed is not None and text not in allowed:
-            raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(allowed)}")
-        value = text if any(isinstance(one, str) for one in present_) else _parsed(text)
-        kinds = {type(one) for one in present_ if one is not None}
-        if kinds and type(value) not in kinds and not (float in kinds and type(value) is int):
-            example = next(one for one in present_ if one is not None)
-            raise UsageError(f"{key}={text} is of another type than {key}={_text(example)}")
-        if isinstance(value, str) and allowed is None:
-            texts = sorted({one for one in present_ if isinstance(one, str)} | _texts(paper, key))
-            if value not in texts:
-                raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(texts)}")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            _check_number(key, value, present_)
+        value = _checked(key, text, present, paper.options.get(key))
         for run, now in changed.items():
             if _is_plain(value_of(now, key)):
                 changed[run] = replace(now, config=_with(now.config, key, value))
     return changed
+
+
+def _checked(key: str, text: str, present: Sequence[Any], allowed: Sequence[str] | None) -> Any:
+    """Return a value for a key; it has to be like those that are present, or one of `allowed`."""
+    texts = allowed or sorted({value for value in present if isinstance(value, str)})
+    if texts:
+        if text not in texts:
+            raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(texts)}")
+        return text
+    value, examples = _parsed(text), [value for value in present if value is not None]
+    such = f"; give one such as {_text(examples[0])}" if examples else ""
+    kinds = set(map(type, examples))
+    if kinds and type(value) not in kinds and not (float in kinds and type(value) is int):
+        raise UsageError(f"{key}={text} is of another type than {key}={_text(examples[0])}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) < 2**63:
+            raise UsageError(f"{key}={_shortened(value)} is not finite, or beyond 64 bits{such}")
+        if examples and value < 0 <= min(examples):
+            raise UsageError(f"{key}={value} is below 0{such}")
+        # Counts and sizes start at one, where the plan's do; a rate or a margin may be 0.
+        if value == 0 and kinds == {int} and min(examples) > 0:
+            raise UsageError(f"{key}={value} leaves nothing to run{such}")
+    return value
 
 
 def _keys_advice(runs: Sequence[Run]) -> str:
@@ -368,32 +315,6 @@ def _keys_advice(runs: Sequence[Run]) -> str:
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float)
-
-
-def _texts(paper: Paper, key: str) -> set[str]:
-    """Return the texts that a key has in any run of a paper."""
-    texts = set()
-    for profile in COMPUTING_PROFILES:
-        chosen = {task: names[-1] for task, names in paper.datasets[profile].items()}
-        for run in plan(paper, paper.artefacts.values(), profile, chosen):
-            if isinstance(value := value_of(run, key), str):
-                texts.add(value)
-    return texts
-
-
-def _check_number(key: str, value: float, present_: Sequence[Any]) -> None:
-    """Refuse a number that none of a plan's is like: not finite, below 0, no count."""
-    numbers = [n for n in present_ if isinstance(n, int | float) and not isinstance(n, bool)]
-    such = f"; give one such as {_text(min(numbers))}" if numbers else ""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{key}={value} is no finite number{such}")
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise UsageError(f"{key}={_shortened(value)} is beyond 64 bits{such}")
-    if numbers and value < 0 <= min(numbers):
-        raise UsageError(f"{key}={value} is below 0{such}")
-    # Counts and sizes start at one, where the plan's do; a rate or a margin may be 0.
-    if numbers and value == 0 and all(isinstance(n, int) and n > 0 for n in numbers):
-        raise UsageError(f"{key}={value} leaves nothing to run{such}")
 
 
 def _text(value: Any) -> str:
@@ -407,12 +328,6 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _naturally(text: str) -> tuple[bool, float, str]:
-    value = _parsed(text)
-    number = isinstance(value, int | float)
-    return not number, float(value) if number else 0.0, text
-
-
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     """Read a number of seeds (``3`` is 0, 1, 2) or a list (``0,5,7`` or ``5,``); None stays None.
 
@@ -422,18 +337,13 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     if text is None or not str(text).strip():
         return None
     text = str(text)  # a notebook may have a number for it
-    try:
-        if not text.isascii():  # int() reads digits of every script
-            raise ValueError
-        numbers = tuple(int(part) for part in text.removesuffix(",").split(","))
-    except ValueError:
-        numbers = ()
-    if "," not in text:
-        count = numbers[0] if numbers and numbers[0] <= 1000 else 0
-        numbers = tuple(range(count))
+    numbers: tuple[int, ...] = ()
+    if re.fullmatch(r"\s*\d{1,10}\s*(,\s*\d{1,10}\s*)*,?\s*", text, re.ASCII):
+        numbers = tuple(map(int, text.strip().removesuffix(",").split(",")))
+        if "," not in text:
+            numbers = tuple(range(numbers[0])) if numbers[0] <= 1000 else ()
     # numpy's generators take seeds of 32 bits.
-    outside = not numbers or min(numbers) < 0 or max(numbers) >= 2**32
-    if outside or len(set(numbers)) < len(numbers):
+    if not numbers or max(numbers) >= 2**32 or len(set(numbers)) < len(numbers):
         raise UsageError(
             f"seeds are {_shortened(text)}; give how many (3), or a list of distinct ones from 0 "
             "to 4294967295 (0,5,7)"

@@ -122,11 +122,11 @@ class CapturedStep:
     """A training step of `CapturedPasses` and the optimizer's update, one fused call.
 
     Args:
-        model: See `CapturedPasses`, as all the others.
+        model: See `CapturedPasses`, as for all the others.
         loss_fn: Mean loss over a mini-batch.
         optimizer: Made with ``fused=True`` on a GPU.
-        autocast: Type of the forward pass under autocast; None for none.
-        captured: Whether to capture; False makes ordinary steps.
+        autocast: Type of the forward pass under autocast.
+        captured: Whether to capture.
         channels_last: Layout of the inputs.
     """
 

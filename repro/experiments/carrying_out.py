@@ -1,5 +1,6 @@
 """The command ``run``: the runs that are asked for, tried without a device or computed."""
 
+import math
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -7,29 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from repro.experiments import PAPERS, arguments, find_artefacts
-from repro.experiments.design import RAY_ADDRESS, Artefact, Paper, UsageError
-from repro.experiments.run import Setting, execute, load_data, survey
+from repro.experiments.design import RAY_ADDRESS, SEEDS, Artefact, Paper, Run, UsageError
+from repro.experiments.run import Setting, execute, survey
 from repro.experiments.workers import Workers, default_count
 from repro.records import local_store
+from repro.report import DASH
 
 ALL = "all"  # papers, as a target
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Which runs are asked for.
+    """Which runs are asked for."""
 
-    Attributes:
-        named: Papers with some of their artefacts.
-        seeds: Instead of the profile's.
-        kept: Keys and values of ``--only``; see `arguments.only`.
-        changed: Keys and values of ``--set``; see `arguments.changed_runs`.
-    """
-
-    named: Sequence[tuple[Paper, Sequence[Artefact]]]
-    seeds: tuple[int, ...] | None
-    kept: arguments.Choices
-    changed: arguments.Choices
+    named: Sequence[tuple[Paper, Sequence[Artefact]]]  # papers with some of their artefacts
+    seeds: tuple[int, ...] | None  # instead of the profile's
+    kept: arguments.Choices  # keys and values of --only; see `arguments.only`
+    changed: arguments.Choices  # keys and values of --set; see `arguments.changed_runs`
 
     @classmethod
     def of(
@@ -72,28 +67,79 @@ def try_runs(
     given: Mapping[str, Any],
     tell: Callable[[str], None],
 ) -> list[dict[str, str]]:
-    """Try the first steps of runs, and return a row for each kind; see `dry_run`.
+    """Try the first steps of runs; see `dry_run`.
 
     Args:
         choices: Of runs.
-        profile: Of the runs.
-        on: The device whose time is estimated.
+        profile: Of the runs: ``gpu`` or ``paper``.
+        on: A device of `DEVICES`, by whose data sheet times are estimated.
         given: Options that mean nothing here, by name.
         tell: Called with each run's name before it is tried.
 
+    Returns:
+        A row for each model, size of images and result of every artefact.
+
     Raises:
-        UsageError: One of those options has a value, or a choice is none.
+        UsageError: One of those options is given, or the profile, device or a choice is none.
     """
-    from repro.experiments import dry_run
+    import pandas as pd
+
+    from repro.experiments.dry_run import Tried, try_first_steps
+    from repro.measure.datasheets import DEVICES, GIB
 
     for name in [name for name, value in given.items() if value]:
         raise UsageError(
             f"--dry-run needs neither data nor device, and takes no --{name}; leave it out "
             "(--on names the device whose time is estimated)"
         )
-    return dry_run.rows(
-        choices.named, profile, on, choices.seeds, choices.kept, choices.changed, tell
-    )
+    if profile not in ("gpu", "paper"):
+        raise UsageError(
+            f"--dry-run tries what a GPU would run, and the profile is {profile}; "
+            "add --profile gpu or paper"
+        )
+    if on not in DEVICES:
+        raise UsageError(f"--on is {on!r}; choose {', '.join(DEVICES)}")
+    listed: list[dict[str, Any]] = []
+    for paper, artefacts in choices.named:
+        # The papers' own data, at hand or not.
+        chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
+        plan = arguments.plan(paper, artefacts, profile, chosen)
+        # Choices are of the whole plan: an artefact may lack the key, as where all is computed.
+        varied = arguments.changed_runs(paper, plan, choices.changed)
+        wanted = set(arguments.only(list(varied.values()), choices.kept))
+        tried: dict[Run, Tried] = {}
+        for artefact in artefacts:
+            name = f"{paper.key}/{artefact.name}"
+            for run in dict.fromkeys(varied[run] for run in artefact.runs(profile, chosen)):
+                if run not in wanted:
+                    continue
+                if run not in tried:
+                    tell(f"{name}: {run}")
+                    tried[run] = try_first_steps(paper, run)
+                one = tried[run]
+                count = len(choices.seeds or SEEDS[profile] if run.seeds is None else run.seeds)
+                seconds = count * (one.steps or math.nan) * one.work.seconds(DEVICES[on])
+                listed.append(
+                    {"artefact": name, "runs": count, "model": one.model, "images": one.images}
+                    | {"result": one.result, "s": seconds}
+                    | {"peak": (one.peak_bytes or math.nan) / GIB}
+                )
+    if not listed:
+        return []
+    columns = ["artefact", "model", "images", "result"]
+    return [
+        {"artefact": artefact, "runs": f"{group.runs.sum()}", "model": model, "images": images}
+        | {"peak (GiB)": _range(group.peak.min(), group.peak.max())}
+        | {f"h on {on} (ESTIMATED)": _range(group.s.sum(min_count=1) / 3600)}
+        | {"result": result}
+        for (artefact, model, images, result), group in pd.DataFrame(listed).groupby(
+            columns, sort=False
+        )
+    ]
+
+
+def _range(*ends: float) -> str:
+    return DASH if math.isnan(ends[0]) else " to ".join(dict.fromkeys(f"{v:.3g}" for v in ends))
 
 
 def compute(
@@ -141,7 +187,6 @@ def compute(
     if setting.profile == "paper":
         arguments.require_data([(paper, runs) for paper, runs, _ in plans], setting.root)
     for paper, runs, _ in plans:
-        load_data(runs, setting.root)
         survey(paper, runs, setting, local_store(setting.profile))
     failed = 0
     count = workers or default_count(setting.profile, setting.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -16,19 +16,9 @@ from repro.experiments.judge import WORDS, Case, Cases, Estimate, Exact, NotRun,
 
 # Trains longer and measures in several processes, for the claims that this decides.
 LONG = "long"
-# The kinds of evidence.
-KINDS: Mapping[str, str] = {
-    "training": "what trainings end with",
-    "time": "measured times",
-    "memory": "bytes and batch sizes that fit",
-    "simulated": "a model of a machine that is not at hand",
-}
-OWN, SMALLER, ELSEWHERE, SIMULATED = (
-    "the paper's own",
-    "smaller",
-    "another machine",
-    "simulated",
-)
+# Evidence: what trainings end with, measured times, sizes that fit, a model of a machine.
+KINDS = ("training", "time", "memory", "simulated")
+OWN, SMALLER, ELSEWHERE, SIMULATED = "the paper's own", "smaller", "another machine", "simulated"
 SETTINGS: Mapping[str, str] = {
     OWN: "the paper's networks, data and epochs",
     SMALLER: "smaller networks, less or other data, or fewer epochs",
@@ -52,58 +42,34 @@ def reported(paper: str) -> dict[str, Any]:
     return numbers
 
 
-def _numbers(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return a number, or those by case, with their names."""
-    if value is None:
-        return []
-    if isinstance(value, Mapping):
-        return [(f"{name} of {case!r}", number) for case, number in value.items()]
-    return [(name, value)]
-
-
 @dataclass(frozen=True)
 class Claim:
     """A sentence of a paper that a run here could refute: a row of its ``paper.toml``.
 
-    Attributes:
-        key: Unique within its artefact: ``[claims.ARTEFACT.KEY]``.
-        text: The sentence.
-        source: Where in the paper.
-        kind: A word of `KINDS`.
-        rule: ``higher``, ``lower`` (a direction), ``same``, ``at_most``, ``at_least`` (within the
-            margin), ``exact`` (no spread); see `judge`.
-        expect: The word expected under the profile `quick`, and nothing more.
-        why: The reason.
-        written: When.
-        over: ``all`` cases have to hold, or ``any``.
-        effect: The paper's difference, or ratio, of every case or by case; nan where it names none.
-        margin: The largest difference that counts as none, in the evidence's unit or as a share;
-            of every case or by case.
-        margin_source: Where the margin comes from.
-        own: Whether it is a question of our own, which no paper answers.
-        seen: Experiments, or folders of reference records, that were there when it was written.
-        long: ``expect``, ``why``, ``written`` and ``seen`` under the profile `long`.
-        why_not: Where it certainly fails: the observation, the causes ruled out, the conclusion.
-        why_of: The profile of the records that this tells of; by default `quick`, or `long` where
-            the artefact has it.
+    Effects and margins are of every case, or by case; an effect is nan where the paper names none.
     """
 
-    key: str
-    text: str
-    source: str
-    kind: str
+    key: str  # unique within its artefact: [claims.ARTEFACT.KEY]
+    text: str  # the sentence
+    source: str  # where in the paper
+    kind: str  # of evidence: one of `KINDS`
+    # ``higher``, ``lower`` (a direction), ``same``, ``at_most``, ``at_least`` (within the margin),
+    # ``exact`` (no spread); see `judge`.
     rule: str
-    expect: str
-    why: str
+    expect: str  # the word expected under the profile `quick`, and nothing more
+    why: str  # the reason
     written: datetime
-    over: str = "all"
-    effect: float | Mapping[str, float] | None = None
+    over: str = "all"  # cases have to hold, or any
+    effect: float | Mapping[str, float] | None = None  # the paper's difference, or ratio
+    # The largest difference that counts as none, in the evidence's unit or as a share.
     margin: float | Mapping[str, float] | None = None
-    margin_source: str = ""
-    own: bool = False
-    seen: Sequence[str] = ()
-    long: Mapping[str, Any] | None = None
-    why_not: str = ""
+    margin_source: str = ""  # where the margin comes from
+    own: bool = False  # whether it is a question of our own, which no paper answers
+    seen: Sequence[str] = ()  # experiments, or folders of records, that were there when written
+    long: Mapping[str, Any] | None = None  # expect, why, written and seen under `long`
+    why_not: str = ""  # where it certainly fails: what was observed, ruled out, concluded
+    # The profile of the records that this tells of; by default `quick`, or `long` where the
+    # artefact has it.
     why_of: str = ""
 
     def __post_init__(self) -> None:
@@ -112,23 +78,16 @@ class Claim:
             ("rule", self.rule, _RULES),
             ("over", self.over, ("all", "any")),
             ("expect", self.expect, WORDS),
-            ("own", self.own, (False, True)),
         ):
             if value not in allowed:
-                raise ValueError(f"{name} is {value!r}; allowed are {', '.join(map(str, allowed))}")
-        for name, number in (*_numbers("margin", self.margin), *_numbers("effect", self.effect)):
-            named = type(number) in (int, float)
-            if not named or math.isinf(number) or (name.startswith("margin") and not number > 0):
-                raise ValueError(f"{name} is {number!r}; give a finite number, a margin above 0")
-        if not isinstance(self.written, datetime) or self.written.tzinfo is None:
+                raise ValueError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+        if self.written.tzinfo is None:
             raise ValueError(f"written is {self.written!r}; give a time with its zone")
         if (self.rule in ("same", "at_most", "at_least")) != (self.margin is not None):
             raise ValueError("a sameness, and nothing else, has a margin")
         if self.margin is not None and not self.margin_source:
             raise ValueError("a margin has a margin_source")
-        if self.long is not None and set(self.long) - {"seen"} != {"expect", "why", "written"}:
-            raise ValueError("long has expect, why and written, perhaps seen, and nothing else")
-        self.under(LONG)  # checks them
+        self.under(LONG)  # checks what is expected there
 
     def under(self, profile: str) -> Claim:
         """Return the claim with the expectation under a profile."""
@@ -143,7 +102,7 @@ class Claim:
             ValueError: A case has no margin, or no effect beside others that have.
         """
         parts = [self._part(name, case) for name, case in cases.items()]
-        verdict = judge.combine(parts, self.over)
+        verdict = replace(judge.combine(parts, self.over), cases=cases)
         if self.margin_source and verdict.word != "not run":
             return replace(verdict, evidence=f"{verdict.evidence}; margin: {self.margin_source}")
         return verdict
@@ -152,7 +111,8 @@ class Claim:
         if isinstance(case, NotRun):
             return "not run", f"{name}: {case}"
         if isinstance(case, Exact):
-            return judge.certain(name, case)
+            word = "reproduced" if case.holds else judge.NOT_REPRODUCED
+            return word, f"{name} {case.text}".strip()
         side = _RULES[self.rule]
         label = case.label or name
         if self.margin is not None:
@@ -170,21 +130,35 @@ class Claim:
         effect = None if self.effect is None else self._of(self.effect, name)
         return None if effect is None or math.isnan(effect) else effect
 
-    def papers_number(self, name: str, ours: Case) -> str:
+    def papers_number(self, name: str, ours: Case) -> str | None:
         """Return the paper's effect of a case, or the margin, as text on the scale of ours.
 
-        Raises:
-            NotRun: The paper names none.
+        None where the paper names none.
         """
         log = isinstance(ours, Estimate) and ours.log
         effect = self.effect_of(name)
         if effect is None and self.margin is not None:
             effect = self._of(self.margin, name) + log  # of a ratio the margin is a share
-        if effect is None:
-            raise NotRun("the paper names no number")
-        if not isinstance(ours, Estimate):
-            return f"{effect:g}"
+        if effect is None or not isinstance(ours, Estimate):
+            return None if effect is None else f"{effect:g}"
         return ours.shown(math.log(effect) if log else effect)
+
+    def first_number(self, verdict: Verdict) -> str:
+        """Return the number of a verdict's first case, and the paper's; else the first evidence."""
+        for name, case in verdict.cases.items():
+            if not isinstance(case, Estimate) or verdict.word == "not run":
+                continue
+            notes = ["no spread known"] if math.isnan(case.error) else []
+            if self.margin is not None:
+                margin = self._of(self.margin, name)
+                notes.append(judge.margin_text(case, margin, _RULES[self.rule]))
+            elif papers := self.papers_number(name, case):
+                notes.append(f"{'prediction' if self.own else 'paper'} {papers}")
+            said = f"{case.shown(case.mean)} {case.unit}".strip()
+            said += f" ({', '.join(notes)})" if notes else ""
+            label = (case.label or name).rstrip(":,")
+            return f"{said}: {label}" if label else said
+        return verdict.evidence.partition("; ")[0]
 
     def _of(self, value: float | Mapping[str, float], name: str) -> float:
         if not isinstance(value, Mapping):
@@ -206,18 +180,12 @@ def claims_of(paper: str) -> dict[str, dict[str, Claim]]:
         ValueError: A row is not one; the text names it.
     """
     content = dict(paper_toml(paper)["claims"])
-    if lacking := {"written", "seen"} - content.keys():
-        raise ValueError(f"{paper}/paper.toml, [claims] has no {', '.join(sorted(lacking))}")
-    written = content.pop("written")
-    content.pop("seen")
-    names = {field.name for field in fields(Claim)} - {"key"}
+    written, _ = content.pop("written"), content.pop("seen")
     by_artefact: dict[str, dict[str, Claim]] = {}
     for artefact, rows in content.items():
         for key, row in rows.items():
+            judged = {name: value for name, value in row.items() if name not in NOTES}
             try:
-                if unknown := set(row) - names - NOTES:
-                    raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-                judged = {name: value for name, value in row.items() if name not in NOTES}
                 made = Claim(**{"key": key, "written": written, **judged})
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{paper}/paper.toml, [{artefact}.{key}]: {error}") from error

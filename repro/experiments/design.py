@@ -65,40 +65,28 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Something that can be run with a configuration and a seed.
+    """Something that can be run with a configuration and a seed."""
 
-    Attributes:
-        name: Unique within its paper.
-        entry: ``module:function``, imported when it runs. Called with (config, seed, data,
-            device); `data` is the loaded ``config["dataset"]``, `ImageData` or `EpochTimes`, None
-            where there is none.
-        version: Part of a record's key. Raise it when the function's results change: its records
-            then have to be computed anew.
-        measures: Whether the result is a time or a memory size, and so belongs to a device.
-        measures_where: A key of a configuration and the value with which it measures, too; without
-            a value: where the key is absent.
-        timed: Metrics, at any depth, that are times or follow from times and whose names do not
-            end in ``_s``; ``first_steps`` if a training's steps follow from times. The golden rerun
-            leaves them out.
-        planned: Metrics of a training that do not depend on rounding, so that they are the same on
-            every kind of processor.
-        early: Curves of a training: rounding moves their first value little.
-        derive: ``module:function`` that computes, from a record's configuration and metrics, the
-            metrics that follow from the measured ones; the golden rerun compares them.
-        trains: Whether it is a training, whose first steps its record keeps.
-        shares: Whether its runs reuse each other's measurements, and so need one process.
-    """
-
-    name: str
+    name: str  # unique within its paper
+    # ``module:function``, imported when it runs. Called with (config, seed, data, device); `data`
+    # is the loaded ``config["dataset"]``, `ImageData` or `EpochTimes`, None where there is none.
     entry: str
-    measures: bool = True
-    trains: bool = False
-    shares: bool = False
+    measures: bool = True  # whether the result is a time or a size, and so belongs to a device
+    trains: bool = False  # whether it is a training, whose first steps its record keeps
+    shares: bool = False  # whether runs reuse each other's measurements, and so need one process
+    # A key of a configuration and the value with which it measures, too; without a value: where the
+    # key is absent.
     measures_where: Sequence[Any] = ()
+    # Part of a record's key. Raise it when the function's results change: its records then have to
+    # be computed anew.
     version: int = 1
+    # For the golden rerun. Metrics, at any depth, that are times or follow from times and whose
+    # names do not end in ``_s``; ``first_steps`` if a training's steps follow from times.
     timed: tuple[str, ...] = ()
-    planned: tuple[str, ...] = ()
-    early: tuple[str, ...] = ()
+    planned: tuple[str, ...] = ()  # metrics of a training that do not depend on rounding
+    early: tuple[str, ...] = ()  # curves of a training: rounding moves their first value little
+    # ``module:function`` that computes, from a record's configuration and metrics, the metrics that
+    # follow from the measured ones.
     derive: str = ""
 
     def measured(self, config: Mapping[str, Any]) -> bool:
@@ -121,20 +109,15 @@ def imported(entry: str) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """One configuration of an experiment.
-
-    Attributes:
-        experiment: Its name.
-        config: JSON values.
-        seeds: None for the profile's; `PROCESSES`, and any further ones, of measurements.
-        label: Its name in progress and failures, such as ``ResNet-50, mini-batch 64``.
-        extra: Whether it has extra seeds for one claim: not plotted, not counted as missing.
-    """
+    """One configuration of an experiment."""
 
     experiment: str
-    config: dict[str, Any]
+    config: dict[str, Any]  # JSON values
+    # None for the profile's; `PROCESSES`, and any further ones, of measurements.
     seeds: tuple[int, ...] | None = None
+    # Its name in progress and failures, such as ``ResNet-50, mini-batch 64``.
     label: str = field(default="", compare=False)
+    # Whether it has extra seeds for one claim: not plotted, not counted as missing.
     extra: bool = field(default=False, compare=False)
 
     def __hash__(self) -> int:
@@ -157,16 +140,13 @@ def setting_of(kind: str, results: Results) -> str:
         return SMALLER
     if kind in ("time", "memory"):
         return ELSEWHERE
-    return OWN if results.profile == "paper" and _own_data(results) else SMALLER
-
-
-def _own_data(results: Results) -> bool:
-    """Whether trainings have the paper's own data, and no stand-in or recompressed copy."""
-    return all(
+    # Trainings have the paper's own data, and no stand-in or recompressed copy.
+    own_data = all(
         record.dataset["name"] in paper_toml(record.paper).get("own_data", ())
         for record in results.records
         if record.dataset
     )
+    return OWN if results.profile == "paper" and own_data else SMALLER
 
 
 @dataclass(frozen=True)
@@ -174,14 +154,10 @@ class Check:
     """A fact that no record of ours can change: shown under its table, not counted as a claim.
 
     It holds by construction if the code is right, or follows from the paper's own numbers alone.
-
-    Attributes:
-        text: The fact.
-        test: Says whether it does, and the numbers; may raise `NotRun`.
     """
 
     text: str
-    test: Test
+    test: Test  # says whether it does, and the numbers; may raise `NotRun`
 
     def row(self, results: Results) -> dict[str, str]:
         """Return the check as a row of a table."""
@@ -194,36 +170,23 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class Artefact:
-    """One table or figure of a paper: its runs, its rows, its drawing, its claims.
+    """One table or figure of a paper: its runs, its rows, its drawing, its claims."""
 
-    Attributes:
-        name: Such as ``table4``.
-        source: Where in the paper.
-        title: One line.
-        lead: The first sentences of its caption.
-        plan: The runs it draws from, given a profile and the dataset chosen for each task.
-        rows: Of its table, the paper's values with ours.
-        draw: Draws its figure.
-        facts: Further sentences of its caption, on its records: stand-in or synthetic data,
-            simulated limits.
-        claims: By key of ``paper.toml``: the function whose numbers a claim is judged on.
-        checks: Facts by construction, by arithmetic, or by a simulator's input.
-        long: Whether the profile `long` runs it.
-        parts: Artefacts of the paper that it sums up, each from the records that show it by itself.
-    """
-
-    name: str
-    source: str
-    title: str
-    lead: str
+    name: str  # such as table4
+    source: str  # where in the paper
+    title: str  # one line
+    lead: str  # the first sentences of its caption
+    # The runs it draws from, given a profile and the dataset chosen for each task.
     plan: Callable[[str, Chosen], list[Run]]
-    rows: Callable[[Results], Rows]
+    rows: Callable[[Results], Rows]  # of its table, the paper's values with ours
     draw: Callable[[Results], Figure] | None = None
+    # Further sentences of its caption: stand-in or synthetic data, simulated limits.
     facts: Callable[[Results], Iterable[str]] = lambda results: ()
+    # By key of ``paper.toml``: the function whose numbers a claim is judged on.
     claims: Mapping[str, Callable[[Results], Cases]] = field(default_factory=dict)
-    checks: tuple[Check, ...] = ()
-    long: bool = False
-    parts: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()  # facts by construction, arithmetic, or a simulator's input
+    long: bool = False  # whether the profile `long` runs it
+    parts: tuple[str, ...] = ()  # artefacts that it sums up, each as it is shown by itself
 
     def runs(self, profile: str, chosen: Chosen) -> list[Run]:
         """Return the runs it draws from; none under `long` where that has nothing to add."""
@@ -242,13 +205,8 @@ class Artefact:
         return " ".join([self.lead, *self.facts(results), *_shortcomings(results)])
 
     def figure(self, results: Results) -> Figure:
-        """Draw it, and name in the image the device and the profile of its records.
-
-        Raises:
-            ValueError: It has no figure: `draw` is None.
-        """
-        if self.draw is None:
-            raise ValueError(f"{self.name} has no figure")
+        """Draw it, and name in the image the device and the profile of its records."""
+        assert self.draw is not None, f"{self.name} has no figure"
         drawn = self.draw(results)
         if results.records:
             from repro.experiments.view import signature
@@ -271,7 +229,7 @@ class Artefact:
         lesser = results.profile == "smoke" or (self.long and results.profile == "quick")
         if lesser and claim.rule != "exact" and verdict.word != "not run":
             why = f"the profile {results.profile} {TOO_LITTLE}"
-            return Verdict("undecided", f"{verdict.evidence}; {why}")
+            return replace(verdict, word="undecided", evidence=f"{verdict.evidence}; {why}")
         if verdict.word == judge.NOT_REPRODUCED and setting_of(claim.kind, results) != OWN:
             return replace(verdict, word=judge.NOT_SEEN)
         return verdict
@@ -326,27 +284,18 @@ class _Artefacts(Mapping[str, Artefact]):
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper: its experiments, its artefacts and the data they may use.
+    """A paper: its experiments, its artefacts and the data they may use."""
 
-    Attributes:
-        key: Such as ``mbs``.
-        title: The method's name.
-        citation: One line.
-        notebook: Name of its notebook, without ending.
-        experiments: By name.
-        artefacts: By name, in the paper's order.
-        datasets: For each profile and task, the datasets that serve, best first; the last one is
-            embedded or generated, so that one is always there.
-        options: Keys of configurations that ``--set`` may change, with their values.
-    """
-
-    key: str
-    title: str
-    citation: str
-    notebook: str
+    key: str  # such as mbs
+    title: str  # the method's name
+    citation: str  # one line
+    notebook: str  # its name, without ending
     experiments: Mapping[str, Experiment]
-    artefacts: Mapping[str, Artefact]
+    artefacts: Mapping[str, Artefact]  # in the paper's order
+    # For each profile and task, the datasets that serve, best first; the last one is embedded or
+    # generated, so that one is always there.
     datasets: Mapping[str, Mapping[str, Sequence[str]]]
+    # Keys of configurations that ``--set`` may change, with their values.
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
@@ -360,12 +309,12 @@ class Paper:
             experiments[name] = Experiment(**{**row, **modules, "name": name, "timed": timed})
         datasets = content.get("datasets", {profile: {} for profile in COMPUTING_PROFILES})
         texts = {name: content[name] for name in ("title", "citation", "notebook")}
-        artefacts = _Artefacts(key)
+        options = content.get("options", {})
         return cls(
             key,
             experiments=experiments,
-            artefacts=artefacts,
+            artefacts=_Artefacts(key),
             datasets=datasets,
-            options=content.get("options", {}),
+            options=options,
             **texts,
         )

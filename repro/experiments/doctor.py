@@ -4,9 +4,7 @@ The findings are JSON values (`examine`), which `text` lays out for a terminal.
 """
 
 import importlib.util
-import os
 import platform
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,16 +12,14 @@ from typing import Any
 
 import torch
 
-from repro import datasets, paths, terminal
-from repro.experiments import self_tests
+from repro import datasets, terminal
+from repro.experiments import arguments, self_tests
 from repro.measure import accelerator, describe_device, memory_state
-from repro.measure.files import cache_folder
 from repro.measure.host import cores
-from repro.records import RecordError, check_writable, commit_state, library_versions
+from repro.records import commit_state, library_versions
 
 GIB = 2**30
 _COPIED_BYTES, _REPEATS = 256 * 2**20, 5
-_BUSY = 1.5  # processes that want each core, beyond which times say little
 _NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 _OPTIONAL = {"jupyterlab": "notebooks", "papermill": "notebooks", "ray": "cluster"}  # extras
 # The memory of the papers' cards, to which runs of profile `gpu` are held; others set no limit.
@@ -43,10 +39,10 @@ def examine(
         tell: Called with a line before each part that takes seconds.
 
     Returns:
-        JSON values: `software`, `host`, `device`, `links` (bytes per second of copies), `disk`,
-        `data`, `selftests`, `failed` (how many of them), `largest` (the most that a run of each
-        paper holds, and whether it fits), `problems` (parts that could not be examined), `to_do`
-        (things missing, and the action for each), `seconds`.
+        JSON values: `software`, `host`, `device`, `links` (bytes per second of copies), `data`,
+        `selftests`, `failed` (how many of them), `largest` (the most that a run of each paper
+        holds, and whether it fits), `problems` (parts that could not be examined), `to_do` (things
+        missing, and the action for each), `seconds`.
 
     Raises:
         UsageError: `root` or `$REPRO_DATA` is no folder.
@@ -54,6 +50,7 @@ def examine(
     start, problems = time.perf_counter(), []
 
     def part(name: str, find: Callable[[], Any], otherwise: Any) -> Any:
+        tell(name)
         try:
             return find()
         except Exception as error:  # of a device or driver; all else is still reported
@@ -61,13 +58,10 @@ def examine(
             return otherwise
 
     unknown = {"device": device, "type": device.partition(":")[0], "name": "unknown"}
-    nothing: Facts = {"found": {}, "missing": [], "searched": []}
     facts: Facts = {"software": software(), "host": host()}
     facts["device"] = part("the device", lambda: device_facts(device), unknown)
-    tell("copying memory")
     facts["links"] = part("copying memory", lambda: links(device), [])
-    facts["disk"] = disk(root)
-    facts["data"] = part("datasets", lambda: data_found(root), nothing)
+    facts["data"] = part("datasets", lambda: data_found(root), {"found": {}, "missing": []})
     facts["selftests"] = []
     for test in self_tests.TESTS:
         tell(f"self-test of {test.paper}: {test.text}")
@@ -75,7 +69,7 @@ def examine(
     facts["failed"] = sum(one["status"] == "failed" for one in facts["selftests"])
     free = facts["device"].get("free_bytes", facts["host"]["available_bytes"]) / GIB
     facts["largest"] = [
-        {"paper": paper, "profile": "gpu", "gib": gib, "fits": gib <= free}
+        {"paper": paper, "gib": gib, "fits": gib <= free}
         for paper, gib in LARGEST_GIB.items()
         if facts["device"]["type"] != "cpu"  # quick holds less than 1 GiB
     ]
@@ -94,7 +88,6 @@ def software() -> Facts:
     """Return versions, torch's build, and which extras are missing."""
     commit, dirty = commit_state()
     built = {name: getattr(torch.version, name, None) for name in ("cuda", "hip")}
-    missing = [name for name in _OPTIONAL if importlib.util.find_spec(name) is None]
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
@@ -102,7 +95,7 @@ def software() -> Facts:
         "torch_built_for": next((f"{name} {v}" for name, v in built.items() if v), "CPU only"),
         "commit": commit,
         "dirty": dirty,
-        "missing_modules": [{"module": name, "extra": _OPTIONAL[name]} for name in missing],
+        "missing_modules": [name for name in _OPTIONAL if importlib.util.find_spec(name) is None],
     }
 
 
@@ -114,7 +107,6 @@ def host() -> Facts:
         "processor": described["name"],
         "memory_bytes": described["memory_bytes"],
         "available_bytes": memory_state("cpu").limit_bytes,
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         # There is a GPU's driver, even where torch sees no GPU.
         "nvidia_driver": any(path.exists() for path in _NVIDIA),
         "accelerator": accelerator.present(),
@@ -122,13 +114,11 @@ def host() -> Facts:
 
 
 def device_facts(device: str) -> Facts:
-    """Return the facts of a device that a record keeps, and its free bytes."""
-    free = (
-        {"free_bytes": accelerator.free_and_total_bytes(device)[0]}
-        if accelerator.is_accelerator(device)
-        else {}
-    )
-    return {"device": device} | describe_device(device) | free
+    """Return the facts of a device that a record keeps, and an accelerator's free bytes."""
+    facts = {"device": device} | describe_device(device)
+    if accelerator.is_accelerator(device):
+        facts["free_bytes"] = accelerator.free_and_total_bytes(device)[0]
+    return facts
 
 
 def links(device: str) -> list[Facts]:
@@ -149,8 +139,7 @@ def links(device: str) -> list[Facts]:
             target.copy_(source, non_blocking=name.startswith("pinned"))
             accelerator.synchronize(device)
             times.append(time.perf_counter() - start)
-        rate = nbytes / max(min(times[1:]), 1e-9)
-        return {"copy": name, "bytes": nbytes, "bytes_per_s": rate}
+        return {"copy": name, "bytes": nbytes, "bytes_per_s": nbytes / max(min(times[1:]), 1e-9)}
 
     on_host = torch.zeros(nbytes, dtype=torch.uint8)
     there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
@@ -167,44 +156,16 @@ def links(device: str) -> list[Facts]:
     return found
 
 
-def disk(root: str | None) -> list[Facts]:
-    """Return the free bytes of the folders of results, caches and data, and why one is unusable."""
-    places = (
-        ("results", paths.results_dir() / "local", "REPRO_RESULTS"),
-        ("caches", cache_folder(), "REPRO_CACHE"),
-        ("data", paths.data_roots(root)[0], "REPRO_DATA"),
-    )
-    facts = []
-    for name, folder, variable in places:
-        found: Facts = {"for": name, "folder": str(folder), "variable": variable}
-        found |= {"free_bytes": None, "problem": None}
-        try:
-            nearest = next(p for p in (folder, *folder.parents) if p.exists())
-            found["free_bytes"] = shutil.disk_usage(nearest).free
-            if name != "data":  # which is read only, but by a download
-                check_writable(nearest, name, "name another folder")
-        except (RecordError, OSError) as error:
-            found["problem"] = str(error)
-        facts.append(found)
-    return facts
-
-
 def data_found(root: str | None) -> Facts:
     """Return the datasets that can be loaded, by name, and those that are not there."""
-    present = datasets.available(root)
-    if (times := datasets.find_times(root)) is not None:
-        present[datasets.TIMES] = f"at {times}"
+    present = arguments.data_at_hand(root)
     known = (*datasets.NAMES, datasets.TIMES)
-    return {
-        "found": present,
-        "missing": [name for name in known if name not in present],
-        "searched": [str(folder) for folder in paths.data_roots(root)],
-    }
+    return {"found": present, "missing": [name for name in known if name not in present]}
 
 
 def _to_do(facts: Facts) -> Iterator[tuple[str, str]]:  # noqa: C901 (a list of things to ask)
     """Yield each thing missing or broken, and a command or an action for it."""
-    device, host, software = facts["device"], facts["host"], facts["software"]
+    host, software = facts["host"], facts["software"]
     for one in facts["selftests"]:
         if one["status"] == "failed":
             what = f"self-test of {one['paper']} failed: {one['text']}: {one['why']}"
@@ -213,51 +174,39 @@ def _to_do(facts: Facts) -> Iterator[tuple[str, str]]:  # noqa: C901 (a list of 
             yield one["why"], "apt-get install g++, or set $CXX"
     for one in facts["problems"]:
         yield f"{one['part']}: {one['why']}", "mend that, then run doctor again"
-    if host["nvidia_driver"] and host["accelerator"] is None:
+    if kind := host["accelerator"]:
+        if facts["device"]["type"] == "cpu":
+            yield f"a {kind} device is here, and was not looked at", f"doctor --device {kind}"
+    elif host["nvidia_driver"]:
         do = "nvidia-smi says what ails the driver; CUDA_VISIBLE_DEVICES may hide the device"
         if software["torch_built_for"] == "CPU only":
             do = "pip install a torch built for CUDA (pytorch.org/get-started says which)"
         yield "an NVIDIA driver is here, and torch finds no device", do
-    elif host["accelerator"] is None:
+    else:
         yield "no accelerator: gpu and paper would take days", "use --profile quick here"
-    elif device["type"] == "cpu":
-        kind = host["accelerator"]
-        yield f"a {kind} device is here, and was not looked at", f"doctor --device {kind}"
-    for one in facts["disk"]:
-        if one["problem"]:
-            do = f"export {one['variable']}=FOLDER, with one that can be written"
-            yield f"{one['for']} cannot be written to {one['folder']}", do
-        elif one["free_bytes"] < 2 * GIB:
-            yield f"little disk for {one['for']}", f"free some of {one['folder']}"
-    if facts["data"]["missing"]:
-        missing = ", ".join(facts["data"]["missing"])
-        yield f"datasets not here: {missing}", "python -m repro data; see data/README.md"
-    for one in software["missing_modules"]:
-        do = f"make setup, or pip install '.[{one['extra']}]' in a checkout"
-        yield f"not installed: {one['module']}", do
+    if missing := facts["data"]["missing"]:
+        yield f"datasets not here: {', '.join(missing)}", "python -m repro data; see data/README.md"
+    for name in software["missing_modules"]:
+        do = f"make setup, or pip install '.[{_OPTIONAL[name]}]' in a checkout"
+        yield f"not installed: {name}", do
     for one in facts["largest"]:
         if not one["fits"]:
             do = "it ends as out of memory, which is recorded; the others run"
             yield f"{one['paper']}: the largest run holds {one['gib']:g} GiB, more than is free", do
-    if host["load"] is not None and host["load"] > _BUSY * host["cores"]:
-        what = f"other processes keep the cores busy (load {host['load']:.1f} on {host['cores']})"
-        yield what, "measure when they have ended: times of today are too long"
 
 
 def text(facts: Facts) -> str:
     """Lay findings out for a terminal."""
     tests = facts["selftests"]
-    whys = any(one["why"] for one in tests)
     tables = (
         [{"": name, "this machine": value} for name, value in _machine(facts)],
         [
             {"result": one["status"], "method": one["paper"], "compared": one["text"]}
-            | {"difference": _number(one["difference"]), "allowed": _number(one["tolerance"])}
-            | ({"why": one["why"]} if whys else {})
+            | {"difference": one["difference"], "allowed": one["tolerance"]}
             for one in tests
         ],
         [
-            {"paper": one["paper"], "largest run of profile gpu": _gib(one["gib"] * GIB)}
+            {"paper": one["paper"], "largest run of profile gpu": f"{one['gib']:g} GiB"}
             | {"fits": "yes" if one["fits"] else "no"}
             for one in facts["largest"]
         ],
@@ -276,24 +225,13 @@ def text(facts: Facts) -> str:
 def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
     for part in ("software", "host", "device"):
         for key, value in facts[part].items():
-            if isinstance(value, float):
-                value = f"{value:.3g}"
-            name = "" if key == part else f" {key.removesuffix('_bytes').replace('_', ' ')}"
+            name = f"{part} {key.removesuffix('_bytes').replace('_', ' ')}"
             if isinstance(value, dict):
                 value = ", ".join(f"{library} {version}" for library, version in value.items())
+            elif key.endswith("_bytes"):
+                value = f"{value / GIB:.3g} GiB"
             if value and not isinstance(value, list):
-                yield part + name, _gib(value) if key.endswith("_bytes") else str(value)
+                yield name, str(value)
     for link in facts["links"]:
         yield link["copy"], f"{link['bytes_per_s'] / 1e9:.1f} GB/s"
-    for one in facts["disk"]:
-        state = "cannot be written" if one["problem"] else f"{_gib(one['free_bytes'])} free"
-        yield f"{one['for']} in", f"{one['folder']}: {state}"
     yield "datasets", ", ".join(facts["data"]["found"]) or "none"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.0e}" if value else "none"
-
-
-def _gib(count: float) -> str:
-    return f"{count / GIB:.3g} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"

@@ -5,7 +5,6 @@ a few steps of one optimizer. A recipe that cannot start fails here.
 """
 
 import gc
-import math
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,21 +15,19 @@ from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from repro.datasets import ImageData, Split
 from repro.datasets.catalogue import TRAIN_SHARE
-from repro.experiments import arguments
-from repro.experiments.design import SEEDS, Artefact, Paper, Run, UsageError
+from repro.experiments.design import Paper, Run
+from repro.experiments.replay import Enough
 from repro.measure import MemoryMeter, is_out_of_memory
-from repro.measure.datasheets import DEVICES, GIB, LAUNCH_S, REACHED
+from repro.measure.datasheets import LAUNCH_S, REACHED
 from repro.measure.fake_tensors import NotedOperations, Work, imagined
 from repro.report import DASH
 
-PROFILES = ("gpu", "paper")
 STEPS = 2  # of one optimizer, which has its state from the second on
 FAILS, UNTRIED, NO_STEP = "fails: ", "cannot be tried without the device: ", "has no training step"
 GROUNDS = (
@@ -82,27 +79,14 @@ def imagined_data(wanted: Mapping[str, Any]) -> ImageData:
 
 @dataclass(frozen=True)
 class Tried:
-    """The first steps of a run.
+    """The first steps of a run."""
 
-    Attributes:
-        result: ``starts``, ``out of memory``, `NO_STEP`, or a reason after `FAILS` or `UNTRIED`.
-        model: Its class, with the number of its parameters.
-        images: Sizes of an input without the batch, such as 3×32×32.
-        peak_bytes: Live tensors at most.
-        steps: Of the whole run, if all are as large as the last one tried; None of a measurement.
-        work: Of that step.
-    """
-
-    result: str
-    model: str = DASH
-    images: str = DASH
-    peak_bytes: int | None = None
-    steps: float | None = None
+    result: str  # starts, out of memory, `NO_STEP`, or a reason after `FAILS` or `UNTRIED`
+    model: str = DASH  # its class, with the number of its parameters
+    images: str = DASH  # sizes of an input without the batch, such as 3×32×32
+    peak_bytes: int | None = None  # live tensors at most
+    steps: float | None = None  # of the whole run, if all are as the last one; None: no training
     work: Work = Work(())  # noqa: RUF009 (frozen)
-
-
-class _Enough(BaseException):
-    """As many steps were made as are wanted; no experiment may catch it."""
 
 
 class _NotTried(BaseException):
@@ -140,7 +124,7 @@ class _Watch:
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         self.most = max(self.most, self._steps[optimizer])
         if self.most == STEPS:
-            raise _Enough
+            raise Enough
 
 
 @contextmanager
@@ -195,7 +179,7 @@ def try_first_steps(paper: Paper, run: Run) -> Tried:
         with MemoryMeter("cpu") as meter, watch.noted:
             try:
                 experiment.function(config, 0, data, "cpu")
-            except _Enough:
+            except Enough:
                 pass
             except _NotTried as why:
                 return Tried(f"{UNTRIED}{why}")
@@ -217,75 +201,3 @@ def try_first_steps(paper: Paper, run: Run) -> Tried:
         epochs = sum(n for n, _ in config["stages"]) if "stages" in config else config["epochs"]
         steps = epochs * (config.get("train_samples") or len(data.train)) / watch.samples
     return Tried(result, watch.model, watch.images, peak, steps, watch.work)
-
-
-def rows(
-    named: Sequence[tuple[Paper, Sequence[Artefact]]],
-    profile: str,
-    on: str,
-    seeds: Sequence[int] | None,
-    kept: arguments.Choices,
-    changed: arguments.Choices,
-    tell: Callable[[str], None] = lambda line: None,
-) -> list[dict[str, str]]:
-    """Return a row for each model, size of images and result of every artefact.
-
-    Args:
-        named: Papers with some of their artefacts.
-        profile: One of `PROFILES`.
-        on: A device of `DEVICES`, by whose data sheet times are estimated.
-        seeds: Instead of the profile's.
-        kept: Choices of runs; see `arguments.only`.
-        changed: Changes of runs; see `arguments.changed_runs`.
-        tell: Called with each run's name before it is tried.
-
-    Raises:
-        UsageError: The profile, the device or a choice is none.
-    """
-    if profile not in PROFILES:
-        raise UsageError(
-            f"--dry-run tries what a GPU would run, and the profile is {profile}; "
-            f"add --profile {' or '.join(PROFILES)}"
-        )
-    if on not in DEVICES:
-        raise UsageError(f"--on is {on!r}; choose {', '.join(DEVICES)}")
-    listed: list[dict[str, Any]] = []
-    for paper, artefacts in named:
-        # The papers' own data, at hand or not.
-        chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
-        plan = arguments.plan(paper, artefacts, profile, chosen)
-        # Choices are of the whole plan: an artefact may lack the key, as where all is computed.
-        varied = arguments.changed_runs(paper, plan, changed)
-        wanted = set(arguments.only(list(varied.values()), kept))
-        tried: dict[Run, Tried] = {}
-        for artefact in artefacts:
-            for run in dict.fromkeys(varied[run] for run in artefact.runs(profile, chosen)):
-                if run not in wanted:
-                    continue
-                if run not in tried:
-                    tell(f"{paper.key}/{artefact.name}: {run}")
-                    tried[run] = try_first_steps(paper, run)
-                one = tried[run]
-                count = len(seeds or SEEDS[profile]) if run.seeds is None else len(run.seeds)
-                listed.append(
-                    {"artefact": f"{paper.key}/{artefact.name}", "runs": count}
-                    | {"model": one.model, "images": one.images, "result": one.result}
-                    | {"peak": (one.peak_bytes or math.nan) / GIB}
-                    | {"s": count * (one.steps or math.nan) * one.work.seconds(DEVICES[on])}
-                )
-    columns = ["artefact", "model", "images", "result"]
-    if not listed:
-        return []
-    return [
-        {"artefact": artefact, "runs": f"{group.runs.sum()}", "model": model, "images": images}
-        | {"peak (GiB)": _range(group.peak.min(), group.peak.max())}
-        | {f"h on {on} (ESTIMATED)": _range(group.s.sum(min_count=1) / 3600)}
-        | {"result": result}
-        for (artefact, model, images, result), group in pd.DataFrame(listed).groupby(
-            columns, sort=False
-        )
-    ]
-
-
-def _range(*ends: float) -> str:
-    return DASH if math.isnan(ends[0]) else " to ".join(dict.fromkeys(f"{v:.3g}" for v in ends))

@@ -22,21 +22,13 @@ WAITS = "It answers once no other cell runs."
 
 @dataclass(frozen=True)
 class Control:
-    """A slider, or a list of choices.
+    """A slider, or a list of choices."""
 
-    Attributes:
-        label: Its name, in words and with its unit.
-        choices: What is computed with, by the text that is shown.
-        first: The text that is chosen at first.
-        written: How many choices a page without a kernel offers; 1 leaves the first alone.
-        listed: Whether it is a list that drops down.
-    """
-
-    label: str
-    choices: Mapping[str, Any]
-    first: str
-    written: int = 1
-    listed: bool = False
+    label: str  # its name, in words and with its unit
+    choices: Mapping[str, Any]  # what is computed with, by the text that is shown
+    first: str  # the text that is chosen at first
+    written: int = 1  # how many choices a page without a kernel offers; 1 leaves the first alone
+    listed: bool = False  # whether it is a list that drops down
 
     def few(self) -> list[str]:
         """The choices of a page without a kernel: evenly spread, the first one among them."""
@@ -52,19 +44,12 @@ class Control:
 
 @dataclass(frozen=True)
 class Explorer:
-    """A text and a figure that follow from choices.
+    """A text and a figure that follow from choices."""
 
-    Attributes:
-        name: Of its place in a notebook and on the site, such as ``mbs``.
-        controls: By the argument of `computed`.
-        computed: From a value of each control to the text and the figure.
-        height: Pixels of text and figure, so that a notebook does not jump.
-    """
-
-    name: str
-    controls: Mapping[str, Control]
-    computed: Callable[..., tuple[str, Figure]]
-    height: int = 335
+    name: str  # of its place in a notebook and on the site, such as mbs
+    controls: Mapping[str, Control]  # by the argument of `computed`
+    computed: Callable[..., tuple[str, Figure]]  # from a value of each control
+    height: int = 335  # pixels of text and figure, so that a notebook does not jump
 
     def show(self) -> None:
         """Show it in a notebook: with controls where a kernel runs, else as it is at first."""
@@ -108,49 +93,39 @@ class Explorer:
             link: From the page to that folder.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        offered = [control.few() for control in self.controls.values()]
+        few = {key: control.few() for key, control in self.controls.items()}
         texts = {}
-        for places in itertools.product(*(range(len(few)) for few in offered)):
-            chosen = [few[place] for few, place in zip(offered, places, strict=True)]
-            values = {
-                key: control.choices[text]
-                for (key, control), text in zip(self.controls.items(), chosen, strict=True)
-            }
+        for chosen in itertools.product(*few.values()):
+            named = dict(zip(few, chosen, strict=True))
+            values = {key: self.controls[key].choices[text] for key, text in named.items()}
             said, figure = self.computed(**values)
-            name = "-".join(map(str, places))
+            name = "-".join(str(few[key].index(text)) for key, text in named.items())
             folder.joinpath(f"{name}.png").write_bytes(report.figure_png(figure, dpi=100))
             texts[name] = said
-        return self._page(offered, texts, link)
-
-    def _page(self, offered: Sequence[Sequence[str]], texts: Mapping[str, str], link: str) -> str:
-        inputs = []
-        for control, few in zip(self.controls.values(), offered, strict=True):
-            first = few.index(control.first)
-            label = html.escape(control.label)
-            if control.listed:
-                options = "".join(
-                    f"<option value={place}{' selected' * (place == first)}>{html.escape(text)}"
-                    for place, text in enumerate(few)
-                )
-                inputs.append(f"<label>{label} <select>{options}</select></label>")
-                continue
-            shown = html.escape(json.dumps(few), quote=True)
-            inputs.append(
-                f'<label{" hidden" * (len(few) == 1)}>{label} <input type="range" min="0" '
-                f'max="{len(few) - 1}" value="{first}" data-shown="{shown}"><output></output>'
-                "</label>"
-            )
-        said = html.escape(json.dumps(texts), quote=True)
-        start = "-".join(
-            str(few.index(control.first))
-            for control, few in zip(self.controls.values(), offered, strict=True)
-        )
+        inputs = [_input(control, few[key]) for key, control in self.controls.items()]
+        start = "-".join(str(few[k].index(control.first)) for k, control in self.controls.items())
+        shown = html.escape(texts[start])
         return (
-            f'<div class="explorer" data-texts="{said}" data-folder="{quote(link)}">'
-            f"{''.join(inputs)}<pre>{html.escape(texts[start])}</pre>"
-            f'<img src="{quote(link)}/{start}.png" alt="{html.escape(texts[start], quote=True)}">'
-            "</div>"
+            f'<div class="explorer" data-texts="{html.escape(json.dumps(texts))}" '
+            f'data-folder="{quote(link)}">{"".join(inputs)}<pre>{shown}</pre>'
+            f'<img src="{quote(link)}/{start}.png" alt="{shown}"></div>'
         )
+
+
+def _input(control: Control, few: Sequence[str]) -> str:
+    """Return the HTML of a control with few choices."""
+    first, label = few.index(control.first), html.escape(control.label)
+    if control.listed:
+        options = "".join(
+            f"<option value={place}{' selected' * (place == first)}>{html.escape(text)}"
+            for place, text in enumerate(few)
+        )
+        return f"<label>{label} <select>{options}</select></label>"
+    shown = html.escape(json.dumps(few))
+    return (
+        f'<label{" hidden" * (len(few) == 1)}>{label} <input type="range" min="0" '
+        f'max="{len(few) - 1}" value="{first}" data-shown="{shown}"><output></output></label>'
+    )
 
 
 def _widget(control: Control) -> Any:

@@ -10,20 +10,19 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from repro.experiments.design import Experiment, Paper, imported
-from repro.experiments.one_run import load, noting_interrupts
+from repro.experiments import arguments
+from repro.experiments.design import Experiment, Paper, Run, imported
+from repro.experiments.one_run import carry_out, load
 from repro.experiments.progress import seconds_of
-from repro.experiments.query import Source, find_source
+from repro.experiments.query import find_source
+from repro.experiments.run import Setting, Step
 from repro.experiments.workers import WorkerDied, Workers, default_count
-from repro.records import CorruptRecordWarning, Record, RecordError, library_versions
+from repro.records import Record, library_versions
 
 CLOSE = 1e-5  # relative, on another kind of processor
-DERIVED = 1e-7  # relative: times are kept to the nanosecond
 LOOSEST = 1e-2  # a step that rounding alone moves further is not compared
 EARLY = 1e-3  # relative, of a curve's first value on another kind of processor
 NOTHING = 1e-8  # absolute, on another kind of processor: errors of gradients are rounding alone
@@ -59,7 +58,8 @@ def verify(
     """
     chosen: list[Record] = []
     for paper in papers:
-        records = _records(find_source(paper, profile, device, local=device is not None))
+        source = find_source(paper, profile, device, local=device is not None)
+        records = [record for held in source.records.values() for record in held]
         again = records if everything else golden(paper, records, root)
         chosen += again
         for name, experiment in paper.experiments.items():
@@ -81,19 +81,6 @@ def verify(
             yield f"{died}; the rest was not compared", False
 
 
-def _records(source: Source) -> list[Record]:
-    """Return all records of a source.
-
-    Raises:
-        RecordError: One cannot be read.
-    """
-    with warnings.catch_warnings(action="error", category=CorruptRecordWarning):
-        try:
-            return [record for held in source.records.values() for record in held]
-        except CorruptRecordWarning as problem:
-            raise RecordError(str(problem)) from problem
-
-
 def _name(record: Record) -> str:
     return f"{record.paper} {record.experiment} {record.key} seed {record.seed}"
 
@@ -105,11 +92,9 @@ def golden(paper: Paper, records: Sequence[Record], root: str | None = None) -> 
     further one took at most `FURTHER_S`, and its configuration has a text or a truth value, such as
     a strategy, that no chosen record has.
     """
-    from repro import datasets
     from repro.measure import accelerator
 
-    here = {*datasets.available(root), "synthetic"}
-    here |= {datasets.TIMES} if datasets.find_times(root) is not None else set()
+    here = {*arguments.data_at_hand(root), "synthetic"}
     devices = ("cpu", accelerator.present())
     chosen: list[Record] = []
     for name, experiment in paper.experiments.items():
@@ -162,7 +147,7 @@ def _derived(experiment: Experiment, records: Sequence[Record]) -> tuple[str, bo
         try:
             derived = json.loads(json.dumps(derive(record.config, record.metrics)))
             before = {name: record.metrics[name] for name in derived}
-            compare("", before, derived, DERIVED)
+            compare("", before, derived, CLOSE)
         except Exception as problem:  # changed code may raise whatever it likes
             said = problem if isinstance(problem, Differs) else repr(problem)
             return f"{_name(record)} DIFFERS, derived from its measurements: {said}", False
@@ -192,45 +177,47 @@ def computed_again(paper: Paper, record: Record, root: str | None = None) -> str
         NotCompared: Nothing can be compared; the data or the device is not here, for example.
     """
     experiment = paper.experiments[record.experiment]
-    data, kind, alike = _data_of(record, root), _device_of(record), _is_alike(record)
+    _check_data(record, root)
+    alike, rounds = _is_alike(record), _device_of(record) == "cpu" and not _is_alike(record)
     steps = None if "first_steps" in experiment.timed else record.first_steps
-    run, rounds = partial(_run, experiment, record, data, kind), kind == "cpu" and not alike
+    run = partial(_run, paper, record, root)
+    how = "to the bit" if alike else f"to {CLOSE:g} (another kind of processor)"
     if seconds_of(record) > WHOLE_S:
         if steps is None:
             raise NotCompared(f"it takes more than {WHOLE_S} s and keeps no first steps")
-        again = run(steps_only=True)
-        other = _rounding_otherwise(run, steps_only=True) if rounds else None
-        return f"{_how(alike)}: {_compare_steps(steps, again, other, alike)}"
+        again = run(stop=True)
+        other = _rounding_otherwise(run, stop=True) if rounds else None
+        return f"{how}: {_compare_steps(steps, again, other, alike)}"
     drifts = experiment.trains and not alike
 
     def compared(metrics: Mapping[str, Any], peak_bytes: int | None) -> dict[str, Any]:
         planned = {name: metrics[name] for name in experiment.planned if name in metrics}
         all_else = {**({} if drifts else metrics), "peak_bytes": peak_bytes}
-        return {**_without(all_else, experiment.timed), **planned}
+        kept = {**_without(all_else, experiment.timed), **planned}
+        return {name: value for name, value in kept.items() if value not in (None, [], {})}
 
     before = compared(record.metrics, record.peak_bytes)
-    if record.status == "ok" and not _holds_anything([before, steps]):
+    if record.status == "ok" and not before and steps is None:
         raise NotCompared("it keeps nothing but times")
     again = run()
     if again.status != record.status:
-        raise Differs(f"it ends {again.status}, and ended {record.status}{again.error}")
+        why = f": {again.error.splitlines()[0]}" if again.error else ""
+        raise Differs(f"it ends {again.status}, and ended {record.status}{why}")
     if again.status != "ok":
         return f"in that it ends {again.status}"
     told = []
     if steps is not None:
-        other = _rounding_otherwise(run, steps_only=not experiment.early) if rounds else None
+        other = _rounding_otherwise(run, stop=not experiment.early) if rounds else None
         told.append(_compare_steps(steps, again, other, alike))
         for name in experiment.early if drifts else ():
-            _compare_early(name, record.metrics, again.metrics, other)
+            # After an epoch in which rounding had time to grow.
+            one, now = record.metrics[name][0], again.metrics[name][0]
+            drift = abs(now - other.metrics[name][0]) / abs(now) if other else 0.0
+            compare(f"{name}[0]", one, now, max(EARLY, 10 * drift))
+            told.append(f"first {name}")
     after = compared(json.loads(json.dumps(again.metrics)), again.peak_bytes)
     compare("", before, after, 0.0 if alike else CLOSE)
-    told += [f"first {name}" for name in experiment.early if drifts]
-    told += [name for name, value in before.items() if value is not None]
-    return f"{_how(alike)}: {', '.join(told)}"
-
-
-def _how(alike: bool) -> str:
-    return "to the bit" if alike else f"to {CLOSE:g} (another kind of processor)"
+    return f"{how}: {', '.join([*told, *before])}"
 
 
 def _is_alike(record: Record) -> bool:
@@ -256,7 +243,7 @@ def _device_of(record: Record) -> str:
     return kind
 
 
-def _data_of(record: Record, root: str | None) -> Any:
+def _check_data(record: Record, root: str | None) -> None:
     from repro.datasets import DatasetError
 
     try:
@@ -266,110 +253,63 @@ def _data_of(record: Record, root: str | None) -> Any:
     expected = record.dataset["fingerprint"] if record.dataset else None
     if (data.fingerprint if data else None) != expected:
         raise NotCompared("the data here is another set of the same name")
-    return data
 
 
-@dataclass
-class _Again:
-    """Results of a run that was carried out again."""
-
-    status: str = "ok"
-    error: str = ""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    peak_bytes: int | None = None
-    steps: dict[str, Any] | None = None
-
-
-def _run(
-    experiment: Experiment, record: Record, data: Any, kind: str, steps_only: bool = False
-) -> _Again:
+def _run(paper: Paper, record: Record, root: str | None, stop: bool = False) -> Record:
+    """Carry a run out again; with `stop` it ends with its first steps."""
     import torch
 
-    from repro.experiments.replay import recording
-    from repro.measure import is_out_of_memory
-
-    again = _Again()
-    threads = torch.get_num_threads()
+    threads, kind = torch.get_num_threads(), _device_of(record)
     if kind == "cpu" and record.device.get("threads"):
         torch.set_num_threads(record.device["threads"])
-    first = None
+    step = Step(Run(record.experiment, record.config), record.seed, record.key)
     try:
-        # Other experiments may compute on tensors without values, whose losses cannot be noted.
-        watched = recording(stop=steps_only) if experiment.trains else nullcontext()
-        with noting_interrupts() as interrupted, watched as first:
-            outcome = experiment.function(record.config, record.seed, data, kind)
-            again.metrics, again.peak_bytes = outcome.metrics, outcome.peak_bytes
-    except Exception as problem:
-        if interrupted:
-            raise KeyboardInterrupt from problem
-        # A training may turn whatever ends it into an error of its own.
-        if not (steps_only and first is not None and first.fingerprint()):
-            again.status = "out_of_memory" if is_out_of_memory(problem) else "failed"
-            again.error = f": {problem}"
+        return carry_out(paper, step, Setting("", kind, root), stop)
     finally:
         torch.set_num_threads(threads)
-    again.steps = first.fingerprint() if first is not None else None
-    return again
 
 
-def _rounding_otherwise(run: Callable[..., _Again], steps_only: bool) -> _Again:
+def _rounding_otherwise(run: Callable[..., Record], stop: bool) -> Record:
     """Run once more with other kernels, which round differently: without oneDNN."""
     import torch
 
     with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
-        return run(steps_only=steps_only)
-
-
-def _tolerances(
-    steps: Mapping[str, Any], again: _Again, other: _Again | None, alike: bool
-) -> list[float]:
-    """Return the relative tolerance of each step's losses, and last that of the weights' norm.
-
-    On another kind of processor 1e-5, or ten times the difference that rounding alone makes here,
-    and no more from the first step on where that is above `LOOSEST`.
-    """
-    tolerances, largest = [], 0.0
-    pairs = zip(_flat(again.steps), _flat(other.steps), strict=False) if other else ()
-    for one, two in pairs:
-        largest = max(largest, *(abs(a - b) / abs(a) for a, b in zip(one, two, strict=True) if a))
-        if 10 * largest > LOOSEST:
-            break
-        tolerances.append(max(CLOSE, 10 * largest))
-    return tolerances or [0.0 if alike else CLOSE] * len(_flat(steps))
-
-
-def _compare_early(
-    name: str, before: Mapping[str, Any], after: Mapping[str, Any], other: _Again | None
-) -> None:
-    """Compare the first value of a curve, after an epoch in which rounding had time to grow."""
-    one, now = before[name][0], after[name][0]
-    drift = abs(now - other.metrics[name][0]) / abs(now) if other else 0.0
-    compare(f"{name}[0]", one, now, max(EARLY, 10 * drift))
-
-
-def _flat(steps: Mapping[str, Any] | None) -> list[list[float]]:
-    """Return the losses of each step, and last the weights' norm."""
-    return [*steps["losses"], [steps["norm"]]] if steps else []
+        return run(stop=stop)
 
 
 def _compare_steps(
-    before: Mapping[str, Any], again: _Again, other: _Again | None, alike: bool
+    before: Mapping[str, Any], again: Record, other: Record | None, alike: bool
 ) -> str:
-    """Compare first steps, and say which."""
-    after, count = again.steps, len(before["losses"])
-    if after is None:
+    """Compare first steps, and last the weights' norm; say which.
+
+    On another kind of processor to 1e-5, or to ten times the difference that rounding alone makes
+    here, and no more from the first step on where that is above `LOOSEST`.
+    """
+    count = len(before["losses"])
+    if again.first_steps is None:
         raise Differs(f"the training ends before step {count}")
     names = [f"the loss of step {n}" for n in range(1, count + 1)] + ["the norm of the weights"]
-    tolerances = _tolerances(before, again, other, alike)
-    # There may be fewer tolerances than steps.
-    for name, one, two, tolerance in zip(
-        names, _flat(before), _flat(after), tolerances, strict=False
-    ):
-        compare(name, one, two, tolerance)
-    if alike and after["digest"] != before["digest"]:
+    after = _flat(again.first_steps)
+    rounded = _flat(other.first_steps) if other and other.first_steps else after
+    compared, drift, tolerance = 0, 0.0, 0.0 if alike else CLOSE
+    for name, one, now, two in zip(names, _flat(before), after, rounded, strict=False):
+        pairs = zip(now, two, strict=False)
+        drift = max(drift, *(abs(a - b) / abs(a) for a, b in pairs if a), 0.0)
+        if 10 * drift > LOOSEST:
+            break
+        tolerance = max(tolerance, 10 * drift)
+        compare(name, one, now, tolerance)
+        compared += 1
+    if not compared:
+        raise NotCompared(f"rounding alone moves its first step by {drift:.0e}")
+    if alike and again.first_steps["digest"] != before["digest"]:
         raise Differs(f"the weights after step {count} are others")
-    loosest = max(tolerances, default=0.0)
-    return f"first {min(count, len(tolerances))} steps" + f" to {loosest:.0e}" * (loosest > CLOSE)
+    return f"first {min(count, compared)} steps" + f" to {tolerance:.0e}" * (tolerance > CLOSE)
+
+
+def _flat(steps: Mapping[str, Any]) -> list[list[float]]:
+    """Return the losses of each step, and last the weights' norm."""
+    return [*steps["losses"], [steps["norm"]]]
 
 
 def _without(metrics: Any, timed: Sequence[str]) -> Any:
@@ -383,14 +323,6 @@ def _without(metrics: Any, timed: Sequence[str]) -> Any:
     if isinstance(metrics, list | tuple):
         return [_without(value, timed) for value in metrics]
     return metrics
-
-
-def _holds_anything(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return (
-        any(map(_holds_anything, value)) if isinstance(value, list | tuple) else value is not None
-    )
 
 
 def compare(name: str, before: Any, after: Any, closeness: float) -> None:

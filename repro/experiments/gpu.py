@@ -5,7 +5,6 @@ so that one that hangs costs no more than itself. Every run writes its record as
 of all records is written anew while more are computed.
 """
 
-import math
 import os
 import signal
 import subprocess
@@ -26,7 +25,6 @@ from repro.experiments import arguments, find_artefacts
 from repro.experiments import run as running
 from repro.experiments.design import SEEDS, Paper, Run, UsageError
 from repro.experiments.workers import WorkerDied, Workers
-from repro.measure.checks import is_whole
 from repro.measure.files import replacing
 from repro.measure.host import cores
 from repro.records import RecordStore, identity, local_store, reference_stores
@@ -40,48 +38,23 @@ _BETWEEN_ARCHIVES_S = 10.0
 _GENEROUS = 3.0  # a piece is ended after so many times what it is expected to take
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Piece:
-    """Some runs of one artefact.
+    """Some runs of one artefact."""
 
-    Attributes:
-        name: A letter of the list.
-        artefact: ``PAPER/ARTEFACT``.
-        seconds: Expected of one run on an H100.
-        experiments: Only their runs; all by default.
-        only: Values of a configuration by key, as for ``run --only``; a run has one of each.
-        seeds: As for ``run --seeds``; None for the runs' own or the profile's.
-        at_once: How many runs share the device. Runs that are measured have it for themselves.
-        data: The datasets that are needed.
-
-    Raises:
-        ValueError: One is not of its kind.
-    """
-
-    name: str
-    artefact: str
-    seconds: float
-    experiments: Sequence[str] = ()
+    name: str  # a letter of the list
+    artefact: str  # PAPER/ARTEFACT
+    seconds: float  # expected of one run on an H100
+    experiments: Sequence[str] = ()  # only their runs; all by default
+    # Values of a configuration by key, as for ``run --only``; a run has one of each.
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    seeds: str | None = None
-    at_once: int = 1
-    data: Sequence[str] = ()
+    seeds: str | None = None  # as for ``run --seeds``; None for the runs' own or the profile's
+    at_once: int = 1  # how many runs share the device; those that are measured have it alone
+    data: Sequence[str] = ()  # the datasets that are needed
 
     def __post_init__(self) -> None:
-        listed = isinstance(self.only, Mapping) and all(map(_is_list, self.only.values()))
-        seconds = isinstance(self.seconds, int | float) and 0 < self.seconds < math.inf
-        for name, right, allowed in (
-            ("name", isinstance(self.name, str), "text"),
-            ("artefact", isinstance(self.artefact, str), "text such as mbs/table4"),
-            ("seconds", seconds, "a number above 0"),
-            ("experiments", _is_list(self.experiments), "a list"),
-            ("only", listed, "a table of lists"),
-            ("seeds", self.seeds is None or isinstance(self.seeds, str), 'text such as "0,1"'),
-            ("at_once", is_whole(self.at_once, 1), "a whole number, at least 1"),
-            ("data", _is_list(self.data), "a list"),
-        ):
-            if not right:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, which is not {allowed}")
+        if not self.seconds > 0 or self.at_once < 1:
+            raise ValueError(f"{self}: seconds and at_once are above 0")
 
     @property
     def choices(self) -> list[tuple[str, str]]:
@@ -93,27 +66,15 @@ class Piece:
         return "; ".join([f"{self.name} {self.artefact}", *self.experiments, *values])
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
-
-
 @dataclass(frozen=True)
 class Planned:
-    """A piece with its runs.
-
-    Attributes:
-        piece: It.
-        paper: Its paper.
-        runs: All of its runs, each with its seeds.
-        left: Those that have no record, with the seeds that lack it.
-        without: The datasets that are not at hand.
-    """
+    """A piece with its runs."""
 
     piece: Piece
     paper: Paper
-    runs: Sequence[Run]
-    left: Sequence[Run]
-    without: Sequence[str]
+    runs: Sequence[Run]  # all, each with its seeds
+    left: Sequence[Run]  # those that have no record, with the seeds that lack it
+    without: Sequence[str]  # the datasets that are not at hand
 
     @cached_property
     def measured(self) -> bool:
@@ -155,20 +116,16 @@ def read(path: Path, only: Sequence[str] = ()) -> list[Piece]:
         UsageError: It cannot be read, or nothing has one of these names.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))["piece"]
-        every = [Piece(**table) for table in tables]
-        if not every:
-            raise ValueError("it is empty")
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        pieces = [Piece(**row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["piece"]]
+        named = {p: {p.name, p.artefact, p.artefact.partition("/")[0]} for p in pieces}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no list of pieces ({error}); see {LIST}") from error
-    chosen = []
-    for piece in every:
-        names = {piece.name, piece.artefact, piece.artefact.partition("/")[0]}
-        if not only or names.intersection(only):
-            chosen.append(piece)
+    chosen = [piece for piece in pieces if not only or named[piece].intersection(only)]
     if not chosen:
-        known = ", ".join(dict.fromkeys(piece.name for piece in every))
-        raise UsageError(f"no piece is named {', '.join(only)}; give a paper, an artefact, {known}")
+        letters = ", ".join(dict.fromkeys(piece.name for piece in pieces))
+        raise UsageError(
+            f"{path} has no piece {', '.join(only)}; give a paper, an artefact, {letters}"
+        )
     return chosen
 
 
@@ -189,7 +146,6 @@ def plan(
 
     present = datasets.available(root)
     name = describe_device(device)["name"] if device else None
-    stores = [store for (_, of), store in reference_stores().items() if of == profile]
     planned: list[Planned] = []
     begun: dict[str, set[str]] = {}  # by artefact: here, elsewhere
     for piece in pieces:
@@ -208,29 +164,26 @@ def plan(
         runs = arguments.only(runs, piece.choices)
         seeds = arguments.parse_seeds(piece.seeds)
         runs = [replace(run, seeds=seeds or run.seeds or SEEDS[profile]) for run in runs]
-        recorded = _recorded(paper, stores, local_store(profile), name)
-        left = [replace(run, seeds=lacking) for run in runs if (lacking := _lacking(run, recorded))]
+        here, anywhere = _recorded(paper, profile, name), _recorded(paper, profile, None)
+        left = [replace(run, seeds=lacking) for run in runs if (lacking := _lacking(run, here))]
         without = [name for name in piece.data if name not in present]
         planned.append(Planned(piece, paper, runs, left, without))
-        if planned[-1].measured:
-            anywhere = _recorded(paper, stores, local_store(profile), None)
-            for where, there in (("here", recorded), ("elsewhere", anywhere - recorded)):
-                if any(_lacking(run, there) != run.seeds for run in runs):
-                    begun.setdefault(piece.artefact, set()).add(where)
+        for where, there in (("here", here), ("elsewhere", anywhere - here)):
+            if planned[-1].measured and any(_lacking(run, there) != run.seeds for run in runs):
+                begun.setdefault(piece.artefact, set()).add(where)
     return sorted(
         planned, key=lambda one: one.measured and begun.get(one.piece.artefact) == {"elsewhere"}
     )
 
 
-def _recorded(
-    paper: Paper, stores: Sequence[RecordStore], local: RecordStore, device: str | None
-) -> set[str]:
+def _recorded(paper: Paper, profile: str, device: str | None) -> set[str]:
     """Return the identities of runs that need not be computed.
 
     A run that failed elsewhere is tried again, since it may have been mended; one that failed here
     is not.
     """
-    found = set()
+    found, local = set(), local_store(profile)
+    stores = [store for (_, of), store in reference_stores().items() if of == profile]
     for store in (*stores, local):
         for record in store.read(paper.key)[0]:
             experiment = paper.experiments.get(record.experiment)
@@ -286,7 +239,7 @@ def compute(
     well = True
     store = local_store(setting.profile)
     with _archiving(store, folder), Workers(1, each_new=True) as own:
-        decoding = _decode([one for one in planned if one.left and not one.without], setting.root)
+        _decode([one for one in planned if one.left and not one.without], setting.root)
         if not (folder / DOCTOR).exists():
             say(_doctor(setting, folder, end))
         for one in planned:
@@ -294,13 +247,11 @@ def compute(
                 say(f"{one.piece}: left out, for {', '.join(one.without)} is not here")
             if one.without or not one.left:
                 continue
-            for process in decoding.get(str(one.piece), ()):
-                process.join()
             if time.monotonic() + _STARTING_S + one.piece.seconds > end:
                 say(f"{one.piece}: no time for it")
                 continue
             limit_s = min(end - time.monotonic(), _GENEROUS * one.seconds + 60)
-            timed = replace(setting, until=end, expected_s=one.piece.seconds)
+            timed = replace(setting, until=end)
             work = partial(_compute, one.paper.key, timed, one.piece.at_once, limit_s, folder / LOG)
             start = time.monotonic()
             try:
@@ -341,23 +292,17 @@ def _compute(
         return f"not run: {type(error).__name__}: {error}", False
 
 
-def _decode(planned: Sequence[Planned], root: str | None) -> dict[str, list[Any]]:
-    """Decode the datasets of all pieces, each by a process, into the cache; by piece."""
-    processes: dict[str, Any] = {}
-    by_piece: dict[str, list[Any]] = {}
+def _decode(planned: Sequence[Planned], root: str | None) -> None:
+    """Begin to decode the datasets of all pieces into the cache, each by a process."""
+    wanted = {}
     for one in planned:
         for run in one.left:
-            wanted = run.config.get("dataset")
-            if wanted is None or wanted["name"] not in one.piece.data:
-                continue
-            if (name := str(wanted)) not in processes:
-                target = partial(running.load, {"dataset": wanted}, root)
-                process = get_context("spawn").Process(target=target, daemon=True)
-                process.start()
-                processes[name] = process
-            if processes[name] not in by_piece.setdefault(str(one.piece), []):
-                by_piece[str(one.piece)].append(processes[name])
-    return by_piece
+            dataset = run.config.get("dataset")
+            if dataset and dataset["name"] in one.piece.data:
+                wanted[str(dataset)] = dataset
+    for dataset in wanted.values():
+        target = partial(running.load, {"dataset": dataset}, root)
+        get_context("spawn").Process(target=target, daemon=True).start()
 
 
 def _doctor(setting: running.Setting, folder: Path, end: float) -> str:

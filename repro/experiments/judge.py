@@ -8,7 +8,7 @@ choose between them. The rule of a claim, its margin and the paper's effect stan
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,11 +41,8 @@ class NotRun(LookupError):
 class BySeed(list[float]):
     """The values of one cell with the seed of each: cells are compared seed by seed.
 
-    Args:
-        values: One for each seed.
-        seeds: Of the values. A seed draws the first weights and the order of the samples.
-        look: Seeds of the first look, which only set how many are needed: where a comparison has
-            others, those judge alone.
+    A seed draws the first weights and the order of the samples. Seeds of the first look only set
+    how many are needed: where a comparison has others, those judge alone.
 
     Raises:
         NotRun: A seed occurs twice.
@@ -98,34 +95,20 @@ def judging_seeds(cells: Sequence[BySeed]) -> list[int]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference of means, or the logarithm of a ratio, with its standard error.
-
-    Attributes:
-        mean: The estimate.
-        error: Its standard error; 0 of a deterministic value, NaN where none is known.
-        dof: Degrees of freedom of the error.
-        n: How many values each cell has.
-        log: Whether it is the logarithm of a ratio.
-        unit: Of a difference, for the evidence.
-        digits: Behind the point, for the evidence.
-        candidates: Of how many it is the best: its 95 % interval is widened for the choice
-            (Bonferroni).
-        trials: The unit of repetition: ``seeds``, ``rounds``, ``processes``.
-        label: The network that ran, for the evidence, such as ``ResNet-8 (for ResNet-50)``.
-        note: Anything else that the evidence has to say.
-    """
+    """A difference of means, or the logarithm of a ratio, with its standard error."""
 
     mean: float
-    error: float
-    dof: float = math.inf
-    n: int = 1
-    log: bool = False
-    unit: str = ""
-    digits: int = 2
+    error: float  # standard error; 0 of a deterministic value, NaN where none is known
+    dof: float = math.inf  # degrees of freedom of the error
+    n: int = 1  # how many values each cell has
+    log: bool = False  # whether it is the logarithm of a ratio
+    unit: str = ""  # of a difference, for the evidence
+    digits: int = 2  # behind the point, for the evidence
+    # Of how many it is the best: its 95 % interval is widened for the choice (Bonferroni).
     candidates: int = 1
-    trials: str = "seeds"
-    label: str = ""
-    note: str = ""
+    trials: str = "seeds"  # the unit of repetition: seeds, rounds, processes
+    label: str = ""  # the network that ran, such as ResNet-8 (for ResNet-50), for the evidence
+    note: str = ""  # anything else that the evidence has to say
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Return the two-sided interval of this level, on the scale of `mean`."""
@@ -190,15 +173,9 @@ def contrast(
     Cells that are all `BySeed` are compared seed by seed (paired t); others by Welch's error with
     Satterthwaite's degrees of freedom.
 
-    Args:
-        cells: Values of each; of ratios (`log`) the values themselves, above 0.
-        weights: Of each cell.
-        log: Whether the means are of logarithms, so that the result is a log ratio.
-        unit: For the evidence.
-        digits: Behind the point, in words.
-        trials: The unit of repetition.
-        resolution: The step of the values, such as one test image: equal values do not prove a
-            spread of 0, but one no larger than rounding's.
+    Of ratios (`log`) the cells hold the values themselves, above 0, and the result is a log ratio.
+    `resolution` is the step of the values, such as one test image: equal values do not prove a
+    spread of 0, but one no larger than rounding's. See `Estimate` for the others.
 
     Raises:
         NotRun: A cell is empty, or the cells share no seed.
@@ -211,15 +188,16 @@ def contrast(
         if wrong:
             raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
         cells = [c.logs() if isinstance(c, BySeed) else [math.log(v) for v in c] for c in cells]
-    form: dict[str, Any] = {"log": log, "unit": unit, "digits": digits, "trials": trials}
     by_seed = [cell for cell in cells if isinstance(cell, BySeed)]
     if len(by_seed) == len(cells):
         seeds = judging_seeds(by_seed)
         rows = zip(*(cell.at(seeds) for cell in by_seed), strict=True)
         sums = [math.fsum(w * v for w, v in zip(weights, row, strict=True)) for row in rows]
-        return _of_sample(sums, resolution, **form)
-    cells = [c.at(judging_seeds([c])) if isinstance(c, BySeed) else c for c in cells]
+        cells, weights = [sums], [1]
+    else:
+        cells = [c.at(judging_seeds([c])) if isinstance(c, BySeed) else c for c in cells]
     mean = math.fsum(w * math.fsum(c) / len(c) for c, w in zip(cells, weights, strict=True))
+    form: dict[str, Any] = {"log": log, "unit": unit, "digits": digits, "trials": trials}
     shortest = min(map(len, cells))
     if shortest < 2:
         return Estimate(mean, math.nan, math.nan, shortest, **form)
@@ -232,6 +210,11 @@ def contrast(
     freedom = math.fsum(part**2 / dof for part, dof in parts)
     dof = total**2 / freedom if freedom else math.inf
     return Estimate(mean, math.sqrt(total), dof, shortest, **form)
+
+
+def _variance(values: Cell) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def difference(
@@ -288,22 +271,6 @@ def unsure(value: float, log: bool = False, unit: str = "", digits: int = 2) -> 
     return replace(deterministic(value, log, unit, digits), error=math.nan, dof=math.nan)
 
 
-def _variance(values: Cell) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-
-
-def _of_sample(
-    values: Sequence[float], resolution: float, *, log: bool, unit: str, digits: int, trials: str
-) -> Estimate:
-    n = len(values)
-    mean = math.fsum(values) / n
-    error = dof = math.nan
-    if n > 1:
-        error, dof = math.sqrt(max(_variance(values), resolution**2 / 12) / n), n - 1.0
-    return Estimate(mean, error, dof, n, log, unit, digits, trials=trials)
-
-
 @cache
 def _quantile(dof: float, probability: float) -> float:
     """Return a quantile of Student's t."""
@@ -319,10 +286,11 @@ Part = tuple[str, str]  # a word of WORDS, and its evidence
 
 @dataclass(frozen=True)
 class Verdict:
-    """A word of `WORDS`, and the numbers behind it."""
+    """A word of `WORDS`, the numbers behind it in words, and the cases that they are of."""
 
     word: str
     evidence: str
+    cases: Cases = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.word not in WORDS:
@@ -347,7 +315,7 @@ def direction(
     Args:
         name: Of the case, for the evidence.
         ours: A - B, or A over B.
-        paper: The paper's A - B, or A over B; None where it names no size.
+        paper: The paper's; None where it names no size.
         sign: 1 where the claim is that A is higher, -1 where it is lower.
         whose: The effect's source, for the evidence: of a question of our own, a prediction.
     """
@@ -381,8 +349,7 @@ def equivalence(name: str, ours: Estimate, margin: float, *, side: int = 0) -> P
         name: Of the case, for the evidence.
         ours: A - B, or A over B.
         margin: Above 0: of a difference in its unit, of a ratio as a share (0.05 for 5 %).
-        side: 0 where A may lie neither above nor below; 1 for "at most so far above", where
-            anything below is allowed; -1 for "at most so far below".
+        side: 0; 1 for "at most so far above", -1 for "at most so far below".
 
     Raises:
         ValueError: The margin is not above 0.
@@ -391,11 +358,8 @@ def equivalence(name: str, ours: Estimate, margin: float, *, side: int = 0) -> P
         raise ValueError(f"margin is {margin}; give what still counts as the same, above 0")
     limit = math.log1p(margin) if ours.log else margin
     low, high = ours.interval(EQUIVALENCE_LEVEL)
-    shown = (
-        f"{100 * margin:.3g} %" if ours.log else f"{margin:.3g}{f' {ours.unit}' * bool(ours.unit)}"
-    )
     between = "" if not ours.error > 0 else f" (90 %: {ours.shown(low)} to {ours.shown(high)})"
-    evidence = f"{name} {ours}{between}, margin {'-±+'[side + 1]}{shown}".strip()
+    evidence = f"{name} {ours}{between}, {margin_text(ours, margin, side)}".strip()
     # At most so far above is at most so far below with the signs changed.
     mean = -ours.mean if side > 0 else ours.mean
     low, high = (-high, -low) if side > 0 else (low, high)
@@ -412,9 +376,10 @@ def equivalence(name: str, ours: Estimate, margin: float, *, side: int = 0) -> P
     return "undecided", f"{evidence}; {_needed(distances, ours, EQUIVALENCE_LEVEL)}"
 
 
-def certain(name: str, exact: Exact) -> Part:
-    """Judge a result without spread."""
-    return "reproduced" if exact.holds else NOT_REPRODUCED, f"{name} {exact.text}".strip()
+def margin_text(ours: Estimate, margin: float, side: int) -> str:
+    """Return a margin in words, of a ratio as a share; see `equivalence`."""
+    size = f"{100 * margin:.3g} %" if ours.log else f"{margin:.3g} {ours.unit}".strip()
+    return f"margin {'-±+'[side + 1]}{size}"
 
 
 def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
@@ -426,19 +391,9 @@ def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
     Args:
         parts: Words and evidence.
         over: ``all`` parts have to hold, or ``any``.
-
-    Raises:
-        ValueError: `over` is another word, or a part has an unknown one.
     """
-    if over not in ("all", "any"):
-        raise ValueError(f"over is {over!r}; allowed are all, any")
     words = [word for word, _ in parts]
     evidence = "; ".join(text for _, text in parts)
-    allowed = [word for word in WORDS if word != NOT_SEEN]  # which is said of a whole verdict
-    if unknown := set(words).difference(allowed):
-        raise ValueError(
-            f"words are {', '.join(sorted(unknown))}; allowed are {', '.join(allowed)}"
-        )
     if not parts or all(word == "not run" for word in words):
         return Verdict("not run", evidence or "no records")
     held, half, lost = (words.count(word) for word in ("reproduced", "partly", NOT_REPRODUCED))
@@ -459,13 +414,8 @@ def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
 def seeds_to_decide(ours: Estimate, distances: Sequence[float], level: float) -> int | None:
     """Return how many seeds a cell exclude bounds with power 0.8, if the mean seen is true.
 
-    Args:
-        ours: The estimate, of `Estimate.n` values a cell.
-        distances: Between the mean and each bound; two lie on either side of it.
-        level: Of the two-sided interval that is to exclude the bounds.
-
-    Returns:
-        None where more than `MOST_SEEDS` are needed, or no spread is known.
+    Two distances are those of bounds on either side of the mean; `level` is of the two-sided
+    interval. None where more than `MOST_SEEDS` are needed, or no spread is known.
     """
     if math.isnan(ours.error) or not min(distances) > 0:
         return None

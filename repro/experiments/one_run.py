@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE}
 
 
-def carry_out(paper: Paper, step: "Step", setting: "Setting") -> Record:
-    """Carry out one run, and return its record, which is not written."""
+def carry_out(paper: Paper, step: "Step", setting: "Setting", stop: bool = False) -> Record:
+    """Carry out one run, and return its record, which is not written.
+
+    With `stop` a training ends with its first steps, as an error of its own perhaps.
+    """
+    from repro.datasets import TIMES
     from repro.experiments.replay import recording
     from repro.measure import accelerator, describe_device, is_out_of_memory
     from repro.measure.accelerator import HostMemoryError
@@ -37,7 +41,7 @@ def carry_out(paper: Paper, step: "Step", setting: "Setting") -> Record:
     with (
         noting_interrupts() as interrupted,
         # A hook would cost the time that other experiments measure.
-        recording() if experiment.trains else nullcontext() as first,
+        recording(stop) if experiment.trains else nullcontext() as first,
         algorithms_timed(config),
     ):
         try:
@@ -53,6 +57,8 @@ def carry_out(paper: Paper, step: "Step", setting: "Setting") -> Record:
         gc.collect()  # a model in a cycle with its error would take memory from the next run
     accelerator.empty_cache(setting.device)
     commit, dirty = commit_state()
+    # The authors' own times are found, not chosen.
+    asked_for = None if data is None or data.name == TIMES else data.name
     return Record(
         key=step.key,
         paper=paper.key,
@@ -82,8 +88,8 @@ def carry_out(paper: Paper, step: "Step", setting: "Setting") -> Record:
         dirty=dirty,
         started=started,
         finished=now(),
-        command=setting.command(paper.key, None if data is None else _asked_for(data)),
-        first_steps=first.fingerprint() if first is not None and status == "ok" else None,
+        command=setting.command(paper.key, asked_for),
+        first_steps=first.entry if first is not None and (status == "ok" or stop) else None,
     )
 
 
@@ -141,12 +147,6 @@ def load(config: Mapping[str, Any], root: str | None) -> "Data | None":
     """Load the dataset that a configuration names, once in a process; None where it has none."""
     wanted = config.get("dataset")
     return None if wanted is None else _load_cached(json.dumps(wanted, sort_keys=True), root)
-
-
-def _asked_for(data: "Data") -> str | None:
-    from repro.datasets import TIMES
-
-    return None if data.name == TIMES else data.name  # those are found, not chosen
 
 
 @cache

@@ -10,29 +10,17 @@ from repro.records import Record, RecordStore, identity, reference_stores
 
 @dataclass
 class Tally:
-    """How the runs of a plan ended.
+    """How the runs of a plan ended."""
 
-    Attributes:
-        done: Computed here and now.
-        stood: Had a record before.
-        elsewhere: Computed by another process meanwhile.
-        out_of_memory: Of those computed here.
-        failed: Of those computed here.
-        failed_before: Of the others, those that failed then.
-        left: Not begun, as it was time to end.
-        left_out: Not computed, for a library that is not installed.
-        missing: Why, each reason once: a library to install.
-    """
-
-    done: int = 0
-    stood: int = 0
-    elsewhere: int = 0
-    out_of_memory: int = 0
-    failed: int = 0
-    failed_before: int = 0
-    left: int = 0
-    left_out: int = 0
-    missing: list[str] = field(default_factory=list)
+    done: int = 0  # computed here and now
+    stood: int = 0  # had a record before
+    elsewhere: int = 0  # computed by another process meanwhile
+    out_of_memory: int = 0  # of those computed here
+    failed: int = 0  # of those computed here
+    failed_before: int = 0  # of the others, those that failed then
+    left: int = 0  # not begun, as it was time to end
+    left_out: int = 0  # not computed, for a library that is not installed
+    missing: list[str] = field(default_factory=list)  # why, each reason once: a library to install
 
     def __str__(self) -> str:
         text = (
@@ -50,18 +38,16 @@ class Tally:
         return text
 
 
-@dataclass
 class Forecast:
     """Expected seconds of runs, by their name, from earlier ones.
 
-    Attributes:
+    Args:
         before: Seconds of earlier runs here, else of reference records.
-        unknown_s: Seconds of a run of which nothing is known.
     """
 
-    before: dict[str, float]
-    unknown_s: float | None = None
-    _here: dict[str, list[float]] = field(default_factory=dict)
+    def __init__(self, before: dict[str, float]) -> None:
+        self.before = before
+        self._here: dict[str, list[float]] = {}
 
     def learn(self, name: str, seconds: float) -> None:
         """Note the seconds of a run here and now."""
@@ -70,17 +56,13 @@ class Forecast:
     def expected(self, name: str) -> float | None:
         """Return the expected seconds of a run, None where nothing is known of any run.
 
-        A run that is not known at all takes the mean of those here, `unknown_s`, or the mean
-        before.
+        A run that is not known at all takes the mean of those here, else of those before.
         """
         if name in self._here:
             return fmean(self._here[name])
         if name in self.before:
             return self.before[name]
-        means = [fmean(seconds) for seconds in self._here.values()]
-        if not means and self.unknown_s is not None:
-            return self.unknown_s
-        means = means or list(self.before.values())
+        means = list(map(fmean, self._here.values())) or list(self.before.values())
         return fmean(means) if means else None
 
 

@@ -1,4 +1,4 @@
-"""Which records count for an artefact, as one frame: one row a record.
+"""Which records count for an artefact, also as one frame: one row a record.
 
 Of every run this machine's own record counts before a reference, so that a single record of one's
 own hides no reference of another run.
@@ -37,11 +37,7 @@ HERE = "this machine"
 class Results:
     """The records of one artefact: those of its runs, one per configuration and seed.
 
-    Args:
-        runs: The artefact's runs.
-        seeds: The profile's seeds.
-        records: Candidates; of several with the same configuration and seed the last counts.
-        profile: Under which the runs were planned.
+    Of several candidates with the same configuration and seed the last counts.
 
     Attributes:
         places: Where the records come from, as phrases, most records first.
@@ -68,16 +64,18 @@ class Results:
         chosen = {record.identity: record for record in records if record.identity in wanted}
         self.records = list(chosen.values())
 
-    @cached_property
+    @property
     def frame(self) -> "pd.DataFrame":
-        """One row a record: how it ended, its configuration and its metrics as columns.
-
-        Nested configurations have dotted names (``model.depth``). A metric named as a key of the
-        configuration becomes ``measured.NAME``. `record` is the whole record, with its timings.
-        """
+        """One row a record, with columns such as ``config.model.depth`` and ``metrics.best``."""
         import pandas as pd
 
-        return pd.DataFrame([_row(record, self.profile) for record in self.records])
+        names = ("experiment", "seed", "status", "config", "metrics")
+        rows = [
+            {"profile": self.profile, "device": record.device["name"]}
+            | {name: getattr(record, name) for name in names}
+            for record in self.records
+        ]
+        return pd.json_normalize(rows)
 
     def select(self, experiment: str, **config: Any) -> list[Record]:
         """Return the records of an experiment with these values in the configuration, by seed."""
@@ -147,32 +145,6 @@ class Results:
         return [record for record in self.records if record.status == "failed"]
 
 
-def _row(record: Record, profile: str) -> dict[str, Any]:
-    config = dict(_flat(record.config))
-    metrics = {
-        f"measured.{name}" if name in config else name: value
-        for name, value in record.metrics.items()
-    }
-    return {
-        "experiment": record.experiment,
-        "seed": record.seed,
-        "status": record.status,
-        "profile": profile,
-        "device": record.device["name"],
-        **config,
-        **metrics,
-        "record": record,
-    }
-
-
-def _flat(config: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{outer}{name}.")
-        else:
-            yield f"{outer}{name}", value
-
-
 def one_machine(records: Sequence[Record]) -> Sequence[Record]:
     """Return the records if their times compare: all are of one device.
 
@@ -230,17 +202,11 @@ def _median(values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """The records that count for a paper: from all devices, or from one.
-
-    Attributes:
-        paper: The paper.
-        stores: By (device folder or ``local``, profile), worst first.
-        profile: The only one that counts; None for the best of each artefact.
-    """
+    """The records that count for a paper: from all devices, or from one."""
 
     paper: Paper
-    stores: Mapping[tuple[str, str], RecordStore]
-    profile: str | None = None
+    stores: Mapping[tuple[str, str], RecordStore]  # by (device or local, profile), worst first
+    profile: str | None = None  # the only one that counts; None for the best of each artefact
 
     @cached_property
     def records(self) -> dict[tuple[str, str], list[Record]]:
@@ -296,17 +262,16 @@ def find_source(
     Raises:
         UsageError: There is no such device folder.
     """
-    references = {
-        origin: store
+    references = [
+        (origin, store)
         for origin, store in reference_stores().items()
         if origin[1] in COMPUTING_PROFILES
-    }
-    names = [LOCAL, *dict.fromkeys(origin[0] for origin in references)]
+    ]
+    names = [LOCAL, *dict.fromkeys(origin[0] for origin, _ in references)]
     if device is not None and device not in names:
         raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")
     # A GPU's reference before a CPU's, this machine's before both.
-    ordered = sorted(references, key=lambda origin: not origin[0].startswith("cpu"))
-    stores = {origin: references[origin] for origin in ordered}
+    stores = dict(sorted(references, key=lambda item: not item[0][0].startswith("cpu")))
     if local:
         stores |= {(LOCAL, name): local_store(name) for name in COMPUTING_PROFILES}
     counting = (profile, "quick") if profile == LONG else (profile,)
@@ -321,13 +286,8 @@ def find_source(
     )
 
 
-def results_of(
-    artefact: Artefact,
-    source: Source,
-    seeds: Sequence[int] | None = None,
-    changes: Choices = (),
-) -> Results:
-    """Gather the best record of every run of an artefact.
+def results_of(artefact: Artefact, source: Source, changes: Choices = ()) -> Results:
+    """Gather the best record of every run of an artefact, of the profile's seeds and all others.
 
     Of the profiles the one counts that has records of most of its runs, with two seeds or more, of
     several the most thorough one, and `smoke` after all others. A GPU's records count first, as
@@ -335,45 +295,48 @@ def results_of(
     experiment; until then they are in `Results.gpu`, beside a reference. The datasets are those of
     the records, so that an artefact is shown as it was computed, whichever data is at hand now.
 
-    Args:
-        artefact: Of the source's paper.
-        source: Where its records are.
-        seeds: Those wanted; by default the profile's and any that records have.
-        changes: Changes of the runs by ``--set``.
-
     Raises:
-        UsageError: The changes do not fit the runs.
+        UsageError: The changes, of the runs by ``--set``, do not fit them.
     """
     if artefact.parts:
         parts = [source.paper.artefacts[name] for name in artefact.parts]
-        return _joined({part: results_of(part, source, seeds, changes) for part in parts})
+        return _joined({part: results_of(part, source, changes) for part in parts})
     held = {profile for _, profile in source.records}
     profiles = [name for name in COMPUTING_PROFILES if name in held]
     candidates = [
-        _of_profile(artefact, source, name, seeds, changes)
+        _of_profile(artefact, source, name, changes)
         for name in profiles or [source.profile or default_profile()]
     ]
-
-    def on_a_gpu(results: Results) -> bool:
-        # Toy records show that the code runs; they hide nothing better.
-        real = results.profile != "smoke"
-        return real and any(record.device["type"] != "cpu" for record in results.records)
-
-    def worth(results: Results) -> tuple[bool, bool, float, int]:
-        real = results.profile != "smoke" and bool(results.records)
-        share = _share(results)
-        first = on_a_gpu(results) and share > 0.5 and _of_every_experiment(results)
-        return real, first, share, COMPUTING_PROFILES.index(results.profile)
-
-    *others, best = sorted(candidates, key=worth)
-    if not on_a_gpu(best) and of_reference(best):  # one's own records are judged by themselves
-        best.gpu = next(filter(on_a_gpu, reversed(others)), None)
+    *others, best = sorted(candidates, key=_worth)
+    if not _on_a_gpu(best) and of_reference(best):  # one's own records are judged by themselves
+        best.gpu = next(filter(_on_a_gpu, reversed(others)), None)
     return best
 
 
-def _of_every_experiment(results: Results) -> bool:
-    recorded = {record.experiment for record in results.records}
-    return all(run.experiment in recorded for run, _ in results.expected if not run.extra)
+def _on_a_gpu(results: Results) -> bool:
+    # Toy records show that the code runs; they hide nothing better.
+    real = results.profile != "smoke"
+    return real and any(record.device["type"] != "cpu" for record in results.records)
+
+
+def _worth(results: Results) -> tuple[bool, bool, float, int]:
+    """Order the results under several profiles."""
+    present = {record.identity for record in results.records}
+    seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
+    for run, seed in results.expected:
+        if not run.extra:
+            here = identity(run.experiment, run.config, seed) in present
+            seeds.setdefault(run, []).append(here)
+    # A training is whole with two seeds.
+    shares = [
+        min(2, sum(here)) / (2 if run.seeds is None else min(2, len(here)))
+        for run, here in seeds.items()
+    ]
+    share = sum(shares) / max(1, len(shares))
+    every = {run.experiment for run in seeds} <= {r.experiment for r in results.records}
+    first = _on_a_gpu(results) and share > 0.5 and every
+    real = results.profile != "smoke" and bool(present)
+    return real, first, share, COMPUTING_PROFILES.index(results.profile)
 
 
 def _joined(parts: Mapping[Artefact, Results]) -> Results:
@@ -390,29 +353,10 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
     return whole
 
 
-def _share(results: Results) -> float:
-    """Return the share of the runs that have records; a training is whole with two seeds."""
-    present = {record.identity for record in results.records}
-    seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
-    for run, seed in results.expected:
-        if not run.extra:
-            here = identity(run.experiment, run.config, seed) in present
-            seeds.setdefault(run, []).append(here)
-    shares = [
-        min(2, sum(here)) / (2 if run.seeds is None else min(2, len(here)))
-        for run, here in seeds.items()
-    ]
-    return sum(shares) / max(1, len(shares))
-
-
-def _of_profile(
-    artefact: Artefact, source: Source, profile: str, seeds: Sequence[int] | None, changes: Choices
-) -> Results:
+def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choices) -> Results:
     origins = [origin for origin in source.records if origin[1] == profile]
     records = [record for origin in origins for record in source.records[origin]]  # best last
-    asked = SEEDS[profile] if seeds is None else seeds
-    if seeds is None:  # whoever asked for further seeds sees them
-        seeds = sorted({record.seed for record in records}.union(asked))
+    seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
     candidates = []
     for chosen in _choices_of_data(source.paper, profile, records):
         runs = artefact.runs(profile, chosen)
@@ -428,7 +372,7 @@ def _of_profile(
         (run, seed)
         for run, seed in best.expected
         if run.seeds is not None
-        or seed in asked
+        or seed in SEEDS[profile]
         or identity(run.experiment, run.config, seed) in present
     ]
     best.places = _places(best, {p: source.records[p] for p in origins}) if origins else []

@@ -11,13 +11,10 @@ PROFILES = {"paper profile": "paper", "gpu": "gpu", "long": LONG, "quick": "quic
 
 
 def recipe(paper: Paper) -> list[dict[str, str]]:
-    """Compare the paper's value of every item with those of the planned configurations.
+    """Return a row for every item: the paper's value, those of planned runs, why they differ.
 
     An item names keys of a configuration (``ours``), and which of the planned runs has it
     (``where``); with ``every`` all their values are listed. ``same`` is a text for all profiles.
-
-    Returns:
-        Rows with the columns item, paper, paper profile, gpu, long, quick, why they differ.
     """
     plans = {}
     for column, profile in PROFILES.items():

@@ -22,48 +22,33 @@ class Enough(BaseException):
 
 
 class FirstSteps:
-    """The losses and weights of the first steps of a training.
+    """The first steps of a training.
 
     Args:
         stop: Whether the training ends with them, by `Enough`.
 
     Attributes:
-        losses: Of each step, the losses that were differentiated: one number, or one a micro-batch.
-        digest: Of the parameters after the last one; None where no model made so many.
-        norm: Of those parameters.
+        entry: The record's: the losses that were differentiated in each step (one, or one a
+            micro-batch), digest and norm of the parameters after the last one; None where no model
+            made enough steps.
     """
 
     def __init__(self, stop: bool = False) -> None:
-        self.losses: list[list[float]] = []
-        self.digest: str | None = None
-        self.norm: float | None = None
+        self.entry: dict[str, Any] | None = None
         self._stop = stop
         self._pending: list[float] = []
         # By model: itself, so that its address is not used again, and its steps' losses.
         self._seen: dict[int, tuple[torch.Tensor, list[list[float]]]] = {}
 
-    def fingerprint(self) -> dict[str, Any] | None:
-        """Return the record's entry; None where no model made enough steps."""
-        if self.digest is None:
-            return None
-        return {
-            "losses": self.losses,
-            "digest": self.digest,
-            "norm": self.norm,
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-        }
-
     def differentiated(self, loss: torch.Tensor) -> None:
         """Note a loss of the step under way."""
-        if self.digest is None and loss.numel() == 1 and not loss.is_meta and not _capturing():
+        if self.entry is None and loss.numel() == 1 and not loss.is_meta and not _capturing():
             self._pending.append(float(loss.detach()))
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the end of a step, and with the last one the parameters."""
-        if self.digest is not None or _capturing():
-            return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if not parameters:
+        if self.entry is not None or _capturing() or not parameters:
             return
         losses, self._pending = self._pending, []
         _, steps = self._seen.setdefault(id(parameters[0]), (parameters[0], []))
@@ -75,7 +60,12 @@ class FirstSteps:
             values = parameter.detach().cpu().contiguous()
             squares += float(values.double().square().sum())
             digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
-        self.losses, self.digest, self.norm = steps, digest.hexdigest(), squares**0.5
+        self.entry = {
+            "losses": steps,
+            "digest": digest.hexdigest(),
+            "norm": squares**0.5,
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        }
         self._seen.clear()
         if self._stop:
             raise Enough

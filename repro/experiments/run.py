@@ -4,9 +4,8 @@ import shlex
 import sys
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from repro.experiments.arguments import check_device
@@ -35,28 +34,15 @@ POLL_S = 0.2  # between two looks at a run that another process computes
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a plan is carried out.
-
-    Attributes:
-        profile: Which one.
-        device: Such as ``cpu``.
-        root: Folder searched first for datasets.
-        seeds: Instead of the profile's.
-        retry_failed: Whether runs that failed are run again.
-        choices: The command line's choices of runs, for the records' own command.
-        until: When to begin no further run, on `time.monotonic`'s clock; one that would not end by
-            then is not begun.
-        expected_s: Seconds of a run that was never run anywhere.
-    """
+    """Where and how a plan is carried out."""
 
     profile: str
-    device: str
-    root: str | None = None
-    seeds: tuple[int, ...] | None = None
-    retry_failed: bool = False
-    choices: str = ""
-    until: float | None = None
-    expected_s: float | None = None
+    device: str  # such as cpu
+    root: str | None = None  # folder searched first for datasets
+    seeds: tuple[int, ...] | None = None  # instead of the profile's
+    retry_failed: bool = False  # whether runs that failed are run again
+    choices: str = ""  # the command line's choices of runs, for the records' own command
+    until: float | None = None  # by `time.monotonic`: nothing begins that would end later
 
     def command(self, target: str, dataset: str | None) -> str:
         """Return a command line that computes a record again."""
@@ -81,16 +67,20 @@ class Setting:
 
 @dataclass(frozen=True)
 class Step:
-    """A run with one of its seeds, and the key of its record."""
+    """A run with one of its seeds, the key of its record, and whether it is a measurement."""
 
     run: Run
     seed: int
     key: str
+    measured: bool = False
 
     @property
     def name(self) -> str:
         """The same for all seeds of a run."""
         return identity(self.run.experiment, self.run.config, 0)
+
+    def __str__(self) -> str:
+        return f"{self.run} seed {self.seed}"
 
 
 def survey(
@@ -123,10 +113,10 @@ def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
 
     torch = library_versions().get("torch")
     machine = f"{describe_device(setting.device)['name']}, torch {torch}"
-    steps: list[tuple[int, Step]] = []
+    steps: dict[str, tuple[int, Step]] = {}
     for run in runs:
         experiment = paper.experiments[run.experiment]
-        data = load(run.config, setting.root)
+        data, measured = load(run.config, setting.root), experiment.measured(run.config)
         for place, seed in enumerate(setting.seeds_of(run)):
             key = record_key(
                 paper.key,
@@ -135,11 +125,11 @@ def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
                 run.config,
                 seed,
                 fingerprint=data.fingerprint if data else None,
-                device=machine if experiment.measured(run.config) else None,
+                device=machine if measured else None,
             )
-            steps.append((place, Step(run, seed, key)))
+            steps.setdefault(key, (place, Step(run, seed, key, measured)))
     # Seed 0 of all runs first: an interruption leaves complete tables.
-    return [step for _, step in sorted(steps, key=lambda item: item[0])]
+    return [step for _, step in sorted(steps.values(), key=lambda item: item[0])]
 
 
 Made = tuple[Record, float | None] | LibraryMissing | None  # see `settle`
@@ -179,159 +169,153 @@ def execute(
         # where another process wants the core.
         torch.set_num_threads(1)
     steps, known = survey(paper, runs, setting, store)
+    left = {step.key: step for step in steps}
+    ahead = [step for step in steps if setting.wants(known.get(step.key))]
+    forecast = Forecast(took_before(paper, store) if ahead else {})
     interactive = sys.stderr.isatty()
     with (
         accelerator.on(setting.device),
         Bar(paper.key, len(steps), shown=interactive) as bar,
         Workers(1, each_new=True) as own,
     ):
-        execution = _Execution(paper, setting, store, steps, known, bar, report, interactive)
+        say = bar.write if interactive else report
+        execution = _Execution(
+            paper, setting, store, known, bar, say, interactive, left, ahead, forecast
+        )
         if workers:
             execution.share(workers)
         execution.finish(own, torch.get_num_threads())
     return execution.tally
 
 
+@dataclass
 class _Execution:
     """The state of one call of `execute`."""
 
-    def __init__(
-        self,
-        paper: Paper,
-        setting: Setting,
-        store: RecordStore,
-        steps: Sequence[Step],
-        known: dict[str, Record],
-        bar: Bar,
-        report: Callable[[str], None],
-        interactive: bool,
-    ) -> None:
-        self.paper, self.setting, self.store = paper, setting, store
-        self.steps, self.known = steps, known
-        self._bar, self._report, self._interactive = bar, report, interactive
-        self.tally = Tally()
-        self._counted: set[str] = set()
-        missing = [step for step in steps if setting.wants(known.get(step.key))]
-        self._ahead = Counter(step.name for step in missing)
-        self._forecast = Forecast(took_before(paper, store) if missing else {}, setting.expected_s)
-        self._side_by_side = 1
+    paper: Paper
+    setting: Setting
+    store: RecordStore
+    known: Mapping[str, Record]  # by key, before
+    bar: Bar
+    report: Callable[[str], None]
+    interactive: bool
+    left: dict[str, Step]  # that are not dealt with, by key
+    ahead: list[Step]  # of those, the ones to compute
+    forecast: Forecast
+    tally: Tally = field(default_factory=Tally)
+    side_by_side: int = 1
 
-    def _tell(self, line: str) -> None:
-        line = printable(line)  # an error may have any text
-        self._bar.write(line) if self._interactive else self._report(line)
+    def _tell(self, said: str, step: Step | None = None) -> None:
+        of = f" {step}" if step else ""
+        self.report(printable(f"{self.paper.key}{of}: {said}"))  # an error may have any text
 
-    def _named(self, step: Step) -> str:
-        return f"{self.paper.key} {step.run} seed {step.seed}"
-
-    def _measured(self, step: Step) -> bool:
-        return self.paper.experiments[step.run.experiment].measured(step.run.config)
+    def _end(self, step: Step) -> None:
+        """Note that a run needs nothing more."""
+        del self.left[step.key]
+        self.bar.advance()
 
     def _note_failure(self, step: Step, record: Record) -> None:
         if record.status == "failed":
             self.tally.failed_before += 1
             why = next(iter((record.error or "").splitlines()), "")
-            self._tell(f"{self._named(step)}: failed before, again with --retry-failed: {why}")
+            self._tell(f"failed before, again with --retry-failed: {why}", step)
 
-    def _account(self, step: Step, made: Made) -> bool:
-        """Count a run that has ended; return False where another process is still at it."""
+    def _account(self, step: Step, made: Made) -> None:
+        """Count a run that has ended; nothing where another process is still at it."""
         if made is None:
-            return False
-        self._counted.add(step.key)
-        self._bar.advance()
-        self._ahead.subtract([step.name])
+            return
+        self._end(step)
+        self.ahead.remove(step)
         if isinstance(made, LibraryMissing):
             self.tally.left_out += 1
             if str(made) not in self.tally.missing:
                 self.tally.missing.append(str(made))
-                self._tell(f"{self._named(step)}: left out, like all that need it: {made}")
-            return True
+                self._tell(f"left out, like all that need it: {made}", step)
+            return
         record, took_s = made
-        self.known[step.key] = record
         if took_s is None:
             self.tally.elsewhere += 1
             self._note_failure(step, record)
-            return True
+            return
         self.tally.done += 1
         self.tally.out_of_memory += record.status == "out_of_memory"
         self.tally.failed += record.status == "failed"
-        self._forecast.learn(step.name, took_s)
-        left = f"left: {in_words(self._left_s())}" if self._ahead.total() else ""
-        self._bar.say(left)
+        self.forecast.learn(step.name, took_s)
+        left = f"left: {in_words(self._left_s())}" if self.ahead else ""
+        self.bar.say(left)
         why = f": {record.error}" if record.status == "failed" else ""
-        if why or not self._interactive:
+        if why or not self.interactive:
             left = f"; {left}" if left else ""
-            self._tell(f"{self._named(step)}: {record.status} ({took_s:.1f} s){left}{why}")
-        return True
+            self._tell(f"{record.status} ({took_s:.1f} s){left}{why}", step)
 
     def _left_s(self) -> float | None:
         """Return the expected seconds of all runs that are left."""
-        alone = {step.name for step in self.steps if self._measured(step)}
         total = 0.0
-        for name, count in (+self._ahead).items():
-            seconds = self._forecast.expected(name)
+        for step in self.ahead:
+            seconds = self.forecast.expected(step.name)
             if seconds is None:
                 return None
-            total += seconds * count / (1 if name in alone else self._side_by_side)
+            total += seconds / (1 if step.measured else self.side_by_side)
         return total
 
     def _is_time_for(self, step: Step) -> bool:
-        if self.setting.until is None:
-            return True
-        needed = self._forecast.expected(step.name) or 0.0
-        return time.monotonic() + needed <= self.setting.until
+        needed = self.forecast.expected(step.name) or 0.0
+        return self.setting.until is None or time.monotonic() + needed <= self.setting.until
 
     def share(self, workers: Workers) -> None:
         """Give the missing runs that measure nothing to processes, the longest of a seed first."""
-        shared = [
-            (step, self.known.get(step.key))
-            for step in self.steps
-            if not self._measured(step) and self.setting.wants(self.known.get(step.key))
-        ]
+        shared = [step for step in self.ahead if not step.measured]
         if len(shared) < 2:
             return
-        self._side_by_side = workers.count
-        self._bar.say(f"{workers.count} processes")
-        before = self._forecast.before
-        places = {key: n for n, key in enumerate(dict.fromkeys(s.seed for s, _ in shared))}
-        shared.sort(key=lambda work: (places[work[0].seed], -before.get(work[0].name, 0.0)))
+        self.side_by_side = workers.count
+        self.bar.say(f"{workers.count} processes")
+        before = self.forecast.before
+        places = {seed: n for n, seed in enumerate(dict.fromkeys(step.seed for step in shared))}
+        shared.sort(key=lambda step: (places[step.seed], -before.get(step.name, 0.0)))
         work = partial(settle, self.paper, self.setting, self.store)
+        pairs = [(step, self.known.get(step.key)) for step in shared]
         try:
-            for (step, _), made in workers.map(work, shared, lambda one: self._is_time_for(one[0])):
+            for (step, _), made in workers.map(work, pairs, lambda one: self._is_time_for(one[0])):
                 self._account(step, made)
         except WorkerDied as died:
-            self._tell(f"{self.paper.key}: {died}; what is left is computed by this process")
+            self._tell(f"{died}; what is left is computed by this process")
 
     def finish(self, own: Workers, threads: int) -> None:
         """Compute all runs that are left, and wait for those of other processes."""
-        left, waiting = [step for step in self.steps if step.key not in self._counted], False
-        while left:
-            left = [step for step in left if not self._finish_one(step, own, threads)]
-            if left and not waiting:
-                self._tell(f"{self.paper.key}: waiting for {len(left)} runs of other processes")
+        waiting = False
+        while self.left:
+            for step in list(self.left.values()):
+                self._finish_one(step, own, threads)
+            if self.left and not waiting:
+                self._tell(f"waiting for {len(self.left)} runs of other processes")
                 waiting = True
-            if left:
+            if self.left:
                 time.sleep(POLL_S)
 
-    def _finish_one(self, step: Step, own: Workers, threads: int) -> bool:
-        self._bar.say(str(step.run))
+    def _finish_one(self, step: Step, own: Workers, threads: int) -> None:
+        self.bar.say(str(step.run))
         before = self.known.get(step.key)
         if before and not self.setting.wants(before):
             self.tally.stood += 1
             self._note_failure(step, before)
-            self._bar.advance()
-            return True
-        if not self._is_time_for(step):
+            self._end(step)
+        elif not self._is_time_for(step):
             self.tally.left += 1
-            return True
-        apart = self._measured(step) and not self.paper.experiments[step.run.experiment].shares
-        if self.setting.profile == LONG and apart:
+            del self.left[step.key]
+        else:
+            self._account(step, self._made(step, before, own, threads))
+
+    def _made(self, step: Step, before: Record | None, own: Workers, threads: int) -> Made:
+        """Compute a run, under `long` a measurement in a process of its own."""
+        shares = self.paper.experiments[step.run.experiment].shares
+        if self.setting.profile == LONG and step.measured and not shares:
             work = partial(_settle_apart, self.paper, self.setting, self.store, threads)
             try:
                 ((_, made),) = own.map(work, [(step, before)])
-                return self._account(step, made)
+                return made
             except WorkerDied as died:
-                self._tell(f"{self._named(step)}: {died}; it is computed by this process")
-        return self._account(step, settle(self.paper, self.setting, self.store, (step, before)))
+                self._tell(f"{died}; it is computed by this process", step)
+        return settle(self.paper, self.setting, self.store, (step, before))
 
 
 def settle(
@@ -339,11 +323,7 @@ def settle(
 ) -> Made:
     """Compute a run and write its record, unless another process does or did so.
 
-    Args:
-        paper: The run's paper.
-        setting: Where and how.
-        store: Where records lie.
-        work: The run, and the record that it had when all were looked through.
+    `work` is the run, and the record that it had when all were looked through.
 
     Returns:
         The record and the seconds that it took, None where another process has made it since; the
@@ -380,9 +360,3 @@ def _settle_apart(
     torch.set_num_threads(threads)
     with accelerator.on(setting.device):
         return settle(paper, setting, store, work)
-
-
-def load_data(runs: Sequence[Run], root: str | None) -> None:
-    """Load the datasets of a plan, so that a missing or damaged one is named before it starts."""
-    for run in runs:
-        load(run.config, root)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from repro.experiments.design import UsageError
-
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -22,7 +20,7 @@ def locked(record: Path) -> Iterator[bool]:
     """Lock the run of a record; yield False where another process or thread computes it.
 
     Raises:
-        UsageError: The lock file beside the record cannot be made.
+        OSError: The lock file beside the record cannot be made.
     """
     path = record.with_name(f".{record.stem}.lock")
     lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
@@ -32,10 +30,9 @@ def locked(record: Path) -> Iterator[bool]:
         yield False
         return
     except OSError as error:
-        why = f"a run cannot be locked by {path} ({error.strerror or error})"
         if error.errno not in _NO_LOCKS:
-            advice = "make its folder writable, or remove what is in the way"
-            raise UsageError(f"{why}: {advice}") from error
+            raise
+        why = f"a run cannot be locked by {path} ({error.strerror or error})"
         warnings.warn(f"{why}: another may compute the same", NoLocksWarning, stacklevel=3)
     try:
         yield True

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from repro import report
 from repro.experiments import (
     arguments,
+    carrying_out,
     load_paper,
     query,
     recipes,
@@ -19,8 +20,8 @@ from repro.experiments import (
     summary,
     view,
 )
-from repro.experiments import run as running
-from repro.experiments.design import LONG
+from repro.experiments.design import LONG, SETTINGS
+from repro.experiments.judge import WORDS
 from repro.experiments.query import LOCAL, Results
 from repro.experiments.run import Setting
 
@@ -35,10 +36,9 @@ class Session:
         profile: ``view`` shows the reference records and computes nothing; another profile first
             computes the records that are missing on this machine.
         device: ``cpu``, or an accelerator such as ``cuda``; empty takes the one that is present.
-        data: Folder searched first for datasets, which has to exist; empty for none.
+        data: Folder searched first for datasets; empty for none.
         seeds: How many (``"3"``), or which (``"0,5,7"``); empty for the profile's.
-        reference: For ``view``, a folder under ``results/reference``; empty takes a GPU's before
-            a CPU's.
+        reference: For ``view``, a folder under ``results/reference``; empty for all.
 
     Raises:
         UsageError: An argument is not one of its choices.
@@ -58,33 +58,26 @@ class Session:
         self.paper = load_paper(paper)
         if profile == "view":
             self.source = query.find_source(self.paper, None, reference or None, local=False)
-        else:
-            setting = Setting(
-                profile,
-                arguments.check_device(device or arguments.default_device()),
-                data or None,
-                arguments.parse_seeds(seeds),
-            )
-            chosen = arguments.choose_datasets(self.paper, profile, (), setting.root)
-            runs = arguments.plan(self.paper, self.paper.artefacts.values(), profile, chosen)
-            if profile == "paper":
-                arguments.require_data([(self.paper, runs)], setting.root)
-            running.load_data(runs, setting.root)
-            tally = running.execute(self.paper, runs, setting)
-            # Artefacts that `long` does not run may be a reference's.
-            only_device = None if profile == LONG else LOCAL
-            self.source = query.find_source(self.paper, profile, only_device)
-            if failed := tally.failed + tally.failed_before:
-                again = f"python -m repro run {paper} --profile {profile} --retry-failed"
-                display(
-                    Markdown(f"**{failed} runs failed**; `{again}` computes what failed again.")
-                )
-            for lacks in tally.missing:
-                display(Markdown(f"**Runs were left out**: {lacks}"))
-            # The text above this cell tells of the reference records.
-            display(Markdown(story.opening(self.source)))
-            opened = self.paper.artefacts[story.story_of(self.paper).figure]
-            show_figure(opened.figure(self.results(opened.name)), opened.title)
+            return
+        setting = Setting(
+            profile,
+            arguments.check_device(device or arguments.default_device()),
+            data or None,
+            arguments.parse_seeds(seeds),
+        )
+        named = [(self.paper, list(self.paper.artefacts.values()))]
+        choices = carrying_out.Choices(named, setting.seeds, (), ())
+        carrying_out.compute(choices, setting, (), None, 1, self._tell)
+        # Artefacts that `long` does not run may be a reference's.
+        self.source = query.find_source(self.paper, profile, None if profile == LONG else LOCAL)
+        # The text above this cell tells of the reference records.
+        display(Markdown(story.opening(self.source)))
+        opened = self.paper.artefacts[story.story_of(self.paper).figure]
+        show_figure(opened.figure(self.results(opened.name)), opened.title)
+
+    @staticmethod
+    def _tell(line: str) -> None:
+        display(Markdown(report.markdown(line)))
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
@@ -97,21 +90,19 @@ class Session:
         are folded; a check that does not hold is not.
         """
         artefact, results = self.paper.artefacts[name], self.results(name)
-        with summary.naming_bad_records(self.source, artefact, results):
-            caption = artefact.caption(results)
-            if len(results.places) > 1:
-                caption = view.full_caption(artefact, results)
-            opened = name == story.story_of(self.paper).figure
-            figure = artefact.figure(results) if artefact.draw and not opened else None
-            table = artefact.table(results)
-            checked = summary.checks(artefact, results)
-            judged = summary.verdicts(self.paper, artefact, results)
+        opened = name == story.story_of(self.paper).figure
+        table = artefact.table(results)
+        checked = summary.checks(artefact, results)
+        judged = summary.verdicts(self.paper, artefact, results)
         promised = {f"{self.paper.key}/{claim}" for _, claim in story.promises(self.paper.key)}
         judged.sort(key=lambda row: row["key"] not in promised)
         if judged:
             display(report.VerdictList(judged[:MOST_VERDICTS]))
-        if figure is not None:
-            show_figure(figure, f"{artefact.source}: {artefact.title}")
+        if artefact.draw and not opened:
+            show_figure(artefact.figure(results), f"{artefact.source}: {artefact.title}")
+        caption = artefact.caption(results)
+        if len(results.places) > 1:
+            caption = view.full_caption(artefact, results)
         if opened:
             caption += " Its figure is at the top of this notebook."
         display(Markdown(f"**{report.markdown(artefact.source)}.** {_in_markdown(caption)}"))
@@ -127,18 +118,17 @@ class Session:
         """Show artefacts behind a line each: verdicts, figure, caption, table, checks."""
         for name in names:
             artefact, results = self.paper.artefacts[name], self.results(name)
-            with summary.naming_bad_records(self.source, artefact, results):
-                title = f"{artefact.source}: {artefact.title}"
-                parts: list[report.Part] = []
-                if judged := summary.verdicts(self.paper, artefact, results):
-                    parts.append(report.VerdictList(judged))
-                if artefact.draw:
-                    png = report.figure_png(artefact.figure(results), dpi=85)
-                    parts.append(report.Picture(png, title))
-                parts += [view.full_caption(artefact, results)]
-                parts += [report.TableView(artefact.table(results))]
-                if checked := summary.checks(artefact, results):
-                    parts.append(report.TableView(summary.frame(checked)))
+            title = f"{artefact.source}: {artefact.title}"
+            parts: list[report.Part] = []
+            if judged := summary.verdicts(self.paper, artefact, results):
+                parts.append(report.VerdictList(judged))
+            if artefact.draw:
+                png = report.figure_png(artefact.figure(results), dpi=85)
+                parts.append(report.Picture(png, title))
+            parts += [view.full_caption(artefact, results)]
+            parts += [report.TableView(artefact.table(results))]
+            if checked := summary.checks(artefact, results):
+                parts.append(report.TableView(summary.frame(checked)))
             display(report.Folded(title, *parts))
 
     def on_gpu(self, name: str) -> None:
@@ -175,8 +165,7 @@ class Session:
     def claims(self) -> None:
         """Show, folded: each claim of the paper with its verdict and one number."""
         judged = summary.paper_verdicts(self.source)
-        rows = [{**row, "number": summary.one_number(row)} for row in judged]
-        table = report.TableView(summary.frame(rows, ("artefact", "claim", "verdict", "number")))
+        table = report.TableView(summary.frame(judged, ("artefact", "claim", "verdict", "number")))
         display(report.Folded(f"{self.paper.title}: {_counted(judged)}", table))
 
     def provenance(self) -> report.Folded:
@@ -238,4 +227,5 @@ def show_figure(figure: Figure, alt: str) -> None:
 
 def definitions() -> report.TableView:
     """Return the meaning of each verdict and setting."""
-    return report.TableView(summary.frame(summary.definitions()))
+    rows = [{"word": word, "means": said} for word, said in {**WORDS, **SETTINGS}.items()]
+    return report.TableView(summary.frame(rows))

@@ -7,11 +7,9 @@ true of the records that are shown.
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repro import report
 from repro.experiments import summary
@@ -27,24 +25,14 @@ if TYPE_CHECKING:
 Look = Callable[[str], Results]  # an artefact's records, by its name
 
 
-@dataclass(frozen=True)
-class Effect:
-    """Gain, cost or change of accuracy by a method, the paper's beside ours.
+class Effect(NamedTuple):
+    """Gain, cost or change of accuracy by a method, the paper's beside ours; None where unknown."""
 
-    Attributes:
-        label: The two sides in a few words: ``time of an epoch over undivided``.
-        kind: ``gives`` (a ratio, more is better), ``costs`` (a ratio, less is better) or
-            ``accuracy`` (a difference in points, more is better).
-        paper: The paper's value, None where it gives none.
-        ours: Our value, None where the label says all.
-        interval: The 95 % interval of ours, None where there is none.
-    """
-
-    label: str
-    kind: str
+    label: str  # the two sides in a few words: time of an epoch over undivided
+    kind: str  # gives, costs (ratios) or accuracy (a difference in points)
     paper: float | None = None
     ours: float | None = None
-    interval: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None  # the 95 % interval of ours
 
     @classmethod
     def of(
@@ -88,15 +76,13 @@ _PLACE = re.compile(r"\{(?:(paper|verdict):)?(\w+)\.(\w+)(?:\[(.+?)\])?\}")
 
 def _case(paper: Paper, look: Look, artefact: str, key: str, case: str | None) -> tuple[str, Any]:
     """Return a case of a claim: its name, and an `Estimate` or an `Exact`."""
-    asked = paper.artefacts[artefact]
-    *_, used = summary.judged(asked, claims_of(paper.key)[artefact][key], look(artefact))
-    cases = asked.claims[key](used)
-    if case is None and len(cases) != 1:
+    claim = claims_of(paper.key)[artefact][key]
+    cases = summary.judged(paper.artefacts[artefact], claim, look(artefact))[1].cases
+    if case is None and len(cases) > 1:
         raise ValueError(f"{artefact}.{key} has the cases {', '.join(cases)}; name one")
-    name = next(iter(cases)) if case is None else case
-    if name not in cases:
-        raise NotRun("no records")
-    if isinstance(value := cases[name], NotRun):
+    name = next(iter(cases), "") if case is None else case
+    value = cases.get(name, NotRun("no records"))
+    if isinstance(value, NotRun):
         raise value
     return name, value
 
@@ -119,7 +105,7 @@ def filled(sentence: str, paper: Paper, look: Look) -> str:
             return summary.judged(paper.artefacts[artefact], claim, look(artefact))[1].word
         name, ours = _case(paper, look, artefact, key, case)
         if kind == "paper":
-            return _in_prose(claim.papers_number(name, ours))
+            return _in_prose(claim.papers_number(name, ours) or report.DASH)
         if isinstance(ours, Exact):
             return ours.text
         return _in_prose(f"{ours.shown(ours.mean)} {ours.unit}".rstrip())
@@ -153,7 +139,8 @@ def effects_of(source: Source) -> list[Effect]:
             continue
         try:
             if "numbers" in row:  # not a claim's
-                paper, ours = row.get("paper"), _numbers(row, look)
+                shown = look(row["artefact"])
+                paper, ours = row.get("paper"), imported(row["numbers"])(shown.gpu or shown)
             else:
                 name, claim = row["claim"].split(".")
                 case, ours = _case(source.paper, look, name, claim, row.get("case"))
@@ -165,40 +152,23 @@ def effects_of(source: Source) -> list[Effect]:
     return effects
 
 
-def _numbers(row: Mapping[str, Any], look: Look) -> Estimate:
-    function: Callable[[Results], Estimate] = imported(row["numbers"])
-    shown = look(row["artefact"])
-    if shown.gpu is not None:
-        with suppress(NotRun):
-            return function(shown.gpu)
-    return function(shown)
-
-
 def promises(paper: str) -> list[tuple[str, str]]:
     """Return a paper's promises, each with the claim that decides it."""
     return [(row["text"], row["claim"]) for row in paper_toml(paper)["promises"]]
 
 
-def held(source: Source) -> list[str]:
-    """Return a method's promises as Markdown, each after its verdict."""
-    key = source.paper.key
-    words = {}
-    for name in {claim.partition(".")[0] for _, claim in promises(key)}:
-        artefact = source.paper.artefacts[name]
-        for row in summary.verdicts(source.paper, artefact, results_of(artefact, source)):
-            words[row["key"]] = f"**{row['verdict']}**{report.setting(row)}"
+def held(paper: str, judged: Iterable[summary.Row]) -> list[str]:
+    """Return a paper's promises as Markdown, each after its verdict."""
+    words = {row["key"]: f"**{row['verdict']}**{report.setting(row)}" for row in judged}
     return [
-        f"{words.get(f'{key}/{claim}', '**not run**')}: {report.markdown(text)}"
-        for text, claim in promises(key)
+        f"{words[f'{paper}/{claim}']}: {report.markdown(text)}" for text, claim in promises(paper)
     ]
 
 
 def opening(source: Source, picture: str = "") -> str:
     """Return Markdown: the paper's promise, our findings, one figure.
 
-    Args:
-        source: Of the records.
-        picture: Where the figure lies, as a link; empty for none.
+    `picture` is the link to the figure; empty for none.
     """
     story = story_of(source.paper)
     sentences = findings_of(source) or ["The records that would say are missing."]
@@ -233,9 +203,7 @@ CHART, ALL_EFFECTS = "verdicts.png", "effects.png"
 def overview(sources: Mapping[str, Source], folder: str) -> str:
     """Return Markdown of all papers on one page: idea, promises, verdicts, and two figures.
 
-    Args:
-        sources: By paper.
-        folder: Put before the figures' names, which are those of `overview_figures`.
+    `folder` is put before the figures' names, which are those of `overview_figures`.
     """
     # JupyterLab centres the columns of a table that says nothing of them.
     rows = [
@@ -251,7 +219,7 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         lines = [f"{number} {word}" for word, number in numbers.items() if number]
         counted = "<br>".join(lines).replace(" ", "&nbsp;")
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
-        kept = "<br>".join(held(source))
+        kept = "<br>".join(held(paper.key, judged))
         idea = f"{report.markdown(story.idea)}<br>**Use it for** {story.use}"
         rows.append(f"| {link} | {idea} | {kept} | {counted} |")
     return "\n\n".join(

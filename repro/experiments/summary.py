@@ -1,10 +1,6 @@
 """Verdicts and status over all papers."""
 
-import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from repro import paths, report
@@ -12,13 +8,10 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.design import (
     COMPUTING_PROFILES,
     LONG,
-    SEEDS,
-    SETTINGS,
     TOO_LITTLE,
     Artefact,
     Claim,
     Paper,
-    UsageError,
     claims_of,
     paper_toml,
     setting_of,
@@ -32,20 +25,21 @@ from repro.experiments.query import (
     of_reference,
     results_of,
 )
-from repro.records import Record, RecordError, local_store
+from repro.experiments.view import devices
+from repro.records import local_store
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, Any]
-CLAIM_COLUMNS = ("artefact", "claim", "in the paper", "setting", "expected", "verdict", "evidence")
 
 
 def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     """Return an artefact's claims and verdicts, a row each, the paper's before our own questions.
 
-    Beside `CLAIM_COLUMNS` a row has its ``key``, whether it is our ``own``, the ``device`` of its
-    records where these are not the results shown, and ``why_not`` where the claim certainly fails.
+    Beside what tables show a row has its ``key``, whether it is our ``own``, the first ``number``,
+    the ``device`` of its records where these are not the results shown, and ``why_not`` where the
+    claim certainly fails.
     """
     rows = []
     written = claims_of(paper.key).get(artefact.name, {})
@@ -59,14 +53,23 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
             "expected": claim.expect,
             "verdict": verdict.word,
             "evidence": verdict.evidence + _named(used, results),
+            "number": claim.first_number(verdict),
+            "paper's number": next(_papers_numbers(claim, verdict), report.DASH),
             "key": f"{paper.key}/{artefact.name}.{key}",
             "own": claim.own,
-            "device": "" if used is results else devices(used),
+            "device": "" if used is results else devices(used.records),
         }
         if verdict.word in (NOT_REPRODUCED, NOT_SEEN):
             row["why_not"] = _paragraph(artefact, claim, used)
         rows.append(row)
     return sorted(rows, key=lambda row: bool(row["own"]))
+
+
+def _papers_numbers(claim: Claim, verdict: Verdict) -> Iterator[str]:
+    """Yield the paper's number, or the margin, of each case that has one."""
+    for name, case in verdict.cases.items():
+        if not isinstance(case, NotRun) and (number := claim.papers_number(name, case)):
+            yield number
 
 
 def judged(artefact: Artefact, written: Claim, results: Results) -> tuple[Claim, Verdict, Results]:
@@ -85,12 +88,7 @@ def judged(artefact: Artefact, written: Claim, results: Results) -> tuple[Claim,
 
 def _named(used: Results, shown: Results) -> str:
     """Name the devices of records that are not those shown."""
-    return "" if used is shown else f"; {devices(used)}, profile {used.profile}"
-
-
-def devices(results: Results) -> str:
-    """Return the names of the devices of records."""
-    return ", ".join(dict.fromkeys(record.device["name"] for record in results.records))
+    return "" if used is shown else f"; {devices(used.records)}, profile {used.profile}"
 
 
 def of_papers(rows: Sequence[Row]) -> list[Row]:
@@ -107,65 +105,6 @@ def _paragraph(artefact: Artefact, claim: Claim, results: Results) -> str:
     if not claim.why_not or (results.profile == profile and of_reference(results)):
         return claim.why_not.strip() or NOTHING_YET
     return f"Of the reference records, profile {profile}: {claim.why_not.strip()}"
-
-
-@contextmanager
-def naming_bad_records(source: Source, artefact: Artefact, results: Results) -> Iterator[None]:
-    """Name the record whose content keeps an artefact from being shown.
-
-    Raises:
-        RecordError: An artefact of this record alone fails, too.
-        Exception: As it was, where no record is to blame: a defect of ours.
-    """
-    try:
-        yield
-    except _FAILURES as problem:
-        if isinstance(problem, RecordError | UsageError) or _fails(artefact, results, []):
-            raise
-        guilty = [record for record in results.records if _fails(artefact, results, [record])]
-        files = source.paths(guilty)
-        if not files:
-            raise
-        packed = any(path.suffix == ".gz" for path in files.values())
-        named = [f"{files[id(r)]}{f' (record {r.key})' * packed}" for r in guilty if id(r) in files]
-        advice = "restore it from git" if packed else "move it away or delete it, then run again"
-        raise RecordError(
-            f"{source.paper.key}/{artefact.name} cannot be shown for what is in "
-            f"{' and '.join(named[:3])} ({type(problem).__name__}: {problem}); {advice}"
-        ) from problem
-
-
-_FAILURES = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-
-
-def _fails(artefact: Artefact, results: Results, records: Sequence[Record]) -> bool:
-    """Whether an artefact of these records alone cannot be shown."""
-    part = copy(results)
-    part.__dict__.pop("frame", None)
-    part.records = list(records)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            artefact.table(part)
-            artefact.caption(part)
-            for check in artefact.checks:
-                check.row(part)
-            for numbers in artefact.claims.values():
-                with suppress(NotRun):
-                    numbers(part)
-            if artefact.draw:
-                artefact.figure(part)
-    except _FAILURES:
-        return True
-    return False
-
-
-def whereabouts(paper: Paper, artefact: Artefact) -> str:
-    """Return where an artefact's claims are written down, and where their numbers come from."""
-    module = paper_toml(paper.key)["artefacts"][artefact.name]["question"].partition(":")[0]
-    return (
-        f"Rules, margins and expectations: repro/experiments/{paper.key}/paper.toml; numbers: "
-        f"repro/experiments/{paper.key}/{module}.py."
-    )
 
 
 def searched() -> str:
@@ -190,9 +129,7 @@ def paper_verdicts(source: Source) -> list[Row]:
     """Return all verdicts on a paper."""
     rows = []
     for artefact in source.paper.artefacts.values():
-        results = results_of(artefact, source)
-        with naming_bad_records(source, artefact, results):
-            rows += verdicts(source.paper, artefact, results)
+        rows += verdicts(source.paper, artefact, results_of(artefact, source))
     return rows
 
 
@@ -209,48 +146,20 @@ def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
     """
     if profile is None or not any(local_store(profile).holds(key) for key in PAPERS):
         return []
+    here = {row["key"]: row for row in judged_here}
     rows = []
-    for key in dict.fromkeys(row["artefact"].partition("/")[0] for row in judged_here):
-        source = find_source(load_paper(key), local=False)
-        sides = {"reference": paper_verdicts(source), "here": judged_here}
-        for promise in paper_toml(key)["promises"]:
-            row = {"paper": key, "promise": promise["text"]}
-            row["paper's number"] = _papers_number(source, promise["claim"])
-            for side, judged_rows in sides.items():
-                found = {one["key"]: one for one in judged_rows}[f"{key}/{promise['claim']}"]
+    for paper in dict.fromkeys(row["artefact"].partition("/")[0] for row in judged_here):
+        judged_there = paper_verdicts(find_source(load_paper(paper), local=False))
+        reference = {row["key"]: row for row in judged_there}
+        for promise in paper_toml(paper)["promises"]:
+            key = f"{paper}/{promise['claim']}"
+            row = {"paper": paper, "promise": promise["text"]}
+            row["paper's number"] = reference[key]["paper's number"]
+            for side, found in (("reference", reference[key]), ("here", here[key])):
                 row[side] = f"{found['verdict']} ({found['setting']})"
-                row[f"{side}, number"] = one_number(found)
+                row[f"{side}, number"] = found["number"]
             rows.append(row)
     return rows
-
-
-def _papers_number(source: Source, name: str) -> str:
-    """Return the paper's number of a claim's first case, or its margin; a dash without one."""
-    place, _, key = name.partition(".")
-    artefact, claim = source.paper.artefacts[place], claims_of(source.paper.key)[place][key]
-    with suppress(NotRun):
-        *_, used = judged(artefact, claim, results_of(artefact, source))
-        for case, ours in artefact.claims[key](used).items():
-            if not isinstance(ours, NotRun):
-                return claim.papers_number(case, ours)
-    return report.DASH
-
-
-_INTERVALS = re.compile(r" \[[^\]]*\]| \(90 %[^)]*\)| \([^( ]+ of the \w+'s\)")
-_UNKNOWN = " (no spread known)"
-
-
-def one_number(row: Row) -> str:
-    """Return the first number of a verdict, without its interval, before the case that it is of."""
-    parts = _INTERVALS.sub("", row["evidence"]).split("; ")
-    for part in parts if row["verdict"] != "not run" else ():
-        whole, *papers = re.split(r", (?=(?:paper|prediction|margin) \S*\d)", part)
-        found = re.fullmatch(r"(?:(.*) )?([×+-]\d.*)", whole.replace(_UNKNOWN, ""))
-        if found:
-            notes = ", ".join(["no spread known"] * (_UNKNOWN in whole) + papers)
-            number = f"{found[2]} ({notes})" if notes else found[2]
-            return f"{number}: {found[1].rstrip(':,')}" if found[1] else number
-    return parts[0]
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:
@@ -269,15 +178,6 @@ def lacking_runs(rows: Sequence[Row]) -> int:
     )
 
 
-def definitions() -> list[Row]:
-    """Return the meaning of each verdict and setting, a row each."""
-    return [
-        {"word": word, "means": means}
-        for meanings in (WORDS, SETTINGS)
-        for word, means in meanings.items()
-    ]
-
-
 def status(profile: str | None = None) -> list[Row]:
     """Count this machine's records of each artefact under each profile that has any."""
     rows = []
@@ -291,7 +191,7 @@ def status(profile: str | None = None) -> list[Row]:
             for artefact in paper.artefacts.values():
                 if artefact.parts:
                     continue  # each is counted by itself
-                results = results_of(artefact, source, SEEDS[name])
+                results = results_of(artefact, source)
                 words = [record.status for record in results.records]
                 rows.append(
                     {
@@ -323,10 +223,10 @@ def completeness(rows: Sequence[Row]) -> str:
     profiles = ", ".join(dict.fromkeys(row["profile"] for row in rows))
     if whole < len(rows):
         return f"{whole} of {len(rows)} artefacts have all their records (profile {profiles})."
-    full = sum(row["out of memory"] for row in rows)
+    runs, full = (sum(row[name] for row in rows) for name in ("runs", "out of memory"))
     return (
         f"All {len(rows)} artefacts of this machine have all their records (profile {profiles}; "
-        f"{sum(row['runs'] for row in rows)} runs, {full} of them out of memory as recorded)."
+        f"{runs} runs, {full} of them out of memory as recorded)."
     )
 
 
@@ -340,22 +240,16 @@ def count_rows(rows: Sequence[Row]) -> list[Row]:
     for key in dict.fromkeys(row["artefact"].partition("/")[0] for row in rows):
         judged = [row for row in rows if row["artefact"].startswith(f"{key}/")]
         claims = of_papers(judged)
-        checks = sum(len(artefact.checks) for artefact in load_paper(key).artefacts.values())
-        counted.append(
-            {
-                "paper": key,
-                "promises": len(paper_toml(key)["promises"]) if claims else 0,
-                "claims": len(claims),
-                "checks": checks,
-                "our questions": len(judged) - len(claims),
-            }
-            | counts(claims or judged)
-        )
-    total = {
-        name: sum(row[name] for row in counted)
-        for name in ("promises", "claims", "checks", "our questions")
-    }
-    return [*counted, {"paper": "all papers", **total} | counts(of_papers(rows))]
+        numbers = {
+            "promises": len(paper_toml(key)["promises"]) if claims else 0,
+            "claims": len(claims),
+            "checks": sum(len(artefact.checks) for artefact in load_paper(key).artefacts.values()),
+            "our questions": len(judged) - len(claims),
+        }
+        counted.append({"paper": key, **numbers, **counts(claims or judged)})
+    summed = ("promises", "claims", "checks", "our questions")
+    total = {name: sum(row[name] for row in counted) for name in summed}
+    return [*counted, {"paper": "all papers", **total, **counts(of_papers(rows))}]
 
 
 def lead_of(rows: Sequence[Row]) -> str:

@@ -36,8 +36,7 @@ class Workers:
     Args:
         count: How many; less than two are none, and `map` is not to be called.
         each_new: Whether every item gets a process that has computed nothing before: what is
-            measured in it shares no place in memory with what was measured before. Here one will
-            do.
+            measured in it shares no place in memory with earlier work. Here one will do.
     """
 
     def __init__(self, count: int, each_new: bool = False) -> None:

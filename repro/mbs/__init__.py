@@ -18,11 +18,10 @@ from repro.mbs.errors import (
     UnsplittableBatchError,
     UnsupportedLossError,
 )
-from repro.mbs.results import StreamResult
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span
 from repro.mbs.streamer import MicroBatchStreamer
-from repro.mbs.weighing import token_counts
+from repro.mbs.weighing import StreamResult, token_counts
 
 __all__ = [
     "BatchSizeMismatchError",

@@ -11,7 +11,12 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.mbs.errors import MicroBatchError, UnsplittableBatchError, named_errors
+from repro.mbs.errors import (
+    MicroBatchError,
+    UnsplittableBatchError,
+    check_no_graph,
+    named_errors,
+)
 from repro.mbs.transaction import same_memory
 from repro.measure.batches import (
     Batch,
@@ -21,10 +26,9 @@ from repro.measure.batches import (
     leaves_of,
     map_leaves,
     read_batch,
-    replaced,
     split_by,
 )
-from repro.measure.loss_parts import KnownLoss
+from repro.measure.loss_parts import KnownLoss, joined
 
 
 @dataclass(frozen=True)
@@ -42,24 +46,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a mini-batch, or all of it.
-
-    Attributes:
-        inputs: As given.
-        targets: As given.
-        num_samples: Samples, at least 1.
-        weights: One weight per sample, or with `split` one per micro-batch; None weighs samples
-            equally.
-        batch: The mini-batch read, which takes samples out; None with `split`.
-        split: The user's function, which makes micro-batches of at most a given size.
-    """
+    """Part of a mini-batch, or all of it."""
 
     inputs: Any
     targets: Any
     num_samples: int
-    weights: torch.Tensor | None
-    batch: Batch | None
-    split: SplitFunction | None = None
+    weights: torch.Tensor | None  # of each sample, with `split` of each micro-batch; None: equal
+    batch: Batch | None  # which takes samples out; None with `split`
+    split: SplitFunction | None = None  # makes micro-batches of at most a given size
 
     def plan(
         self,
@@ -70,23 +64,21 @@ class Piece:
     ) -> Plan:
         """Cut into micro-batches of at most this size, with their weights in the loss.
 
-        Args:
-            micro_batch_size: Most samples of a micro-batch.
-            as_in_paper: Whether all but the last have that size; otherwise sizes differ by at most
-                one sample.
-            loss: A loss with known weights, which are used if none were given.
-            fewest: Least number of micro-batches, if sizes are free.
+        Sizes differ by at most one sample, and there are `fewest` micro-batches or more;
+        `as_in_paper` all but the last have the full size. Without weights those of a known `loss`
+        are used.
 
         Raises:
             MicroBatchError: The weights fit neither the samples nor the micro-batches, or `split`
                 did not return micro-batches.
         """
         if self.batch is not None:
-            batch = self.batch
-            ends = [*range(0, self.num_samples, micro_batch_size), self.num_samples]
-            ranges = list(itertools.pairwise(ends))
-            if not as_in_paper:
-                ranges = bounds(self.num_samples, micro_batch_size, fewest)
+            batch, size = self.batch, micro_batch_size
+            ranges = bounds(self.num_samples, size, fewest)
+            if as_in_paper:
+                ranges = list(
+                    itertools.pairwise([*range(0, self.num_samples, size), self.num_samples])
+                )
 
             def part(number: int) -> Any:
                 return batch.slice(*ranges[number])
@@ -134,7 +126,13 @@ _ALL = 2**31 - 1  # more samples than any mini-batch has
 class Reader:
     """Reads mini-batches."""
 
-    def __init__(self, shared: Sequence[Any] = (), split: SplitFunction | None = None) -> None:
+    def __init__(
+        self,
+        shared: Sequence[Any] = (),
+        split: SplitFunction | None = None,
+        graph_of_targets: bool = False,
+    ) -> None:
+        self._graph_of_targets = graph_of_targets
         one = isinstance(shared, str | int | torch.Tensor)
         self._shared = [shared] if one else list(shared)
         self._split = split
@@ -147,6 +145,9 @@ class Reader:
 
     def read(self, inputs: Any, targets: Any, weights: Any) -> Piece:
         """Check a mini-batch, or a part of one."""
+        check_no_graph(inputs, "an input")
+        if not self._graph_of_targets:
+            check_no_graph(targets, "a target")
         checked = _checked_weights(weights)
         if self._split is not None:
             with named_errors():
@@ -273,35 +274,24 @@ def concatenate(
 
     Without `bounds` a sample may have any number of rows, such as a graph's nodes.
     """
-    columns = list(zip(*(leaves_of(output) for output in outputs), strict=True))
-    if not any(isinstance(column[0], torch.Tensor) for column in columns):
+    counts = None if bounds is None else [stop - start for start, stop in bounds]
+    tensors = [
+        [leaf for leaf in leaves_of(output) if isinstance(leaf, torch.Tensor)] for output in outputs
+    ]
+    rows = all(leaf.dim() > 0 for leaves in tensors for leaf in leaves)
+    whole = joined(outputs, counts) if tensors[0] and rows else None
+    if whole is None:
+        shapes = [tuple(leaf.shape) for leaf in tensors[0]]
         raise MicroBatchError(
-            f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them; "
-            f"the model returned {type(outputs[0]).__name__}"
+            f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them, "
+            f"with a row for each sample and else of one shape; for micro-batches of {counts} "
+            f"samples the model returned {type(outputs[0]).__name__} of shapes {shapes}; compute "
+            f"losses, pairs of samples and what depends on their number in loss_fn"
         )
-    joined = []
-    for column in columns:
-        if not isinstance(column[0], torch.Tensor):
-            joined.append(column[0])
-            continue
-        for number, part in enumerate(column):
-            count = None if bounds is None else bounds[number][1] - bounds[number][0]
-            if part.dim() == 0 or count not in (None, part.shape[0]):
-                raise MicroBatchError(
-                    f"two_pass needs outputs whose first dimension is the batch; a micro-batch "
-                    f"of {count} samples gave an output of shape {tuple(part.shape)}; "
-                    f"compute losses and pairs of samples in loss_fn"
-                )
-            if part.shape[1:] != column[0].shape[1:]:
-                raise MicroBatchError(
-                    f"two_pass needs outputs that differ in their first dimension only; two "
-                    f"micro-batches gave {tuple(column[0].shape)} and {tuple(part.shape)}; compute "
-                    f"what depends on the number of samples in loss_fn"
-                )
-        whole = torch.cat(column)
-        wanted = gradients and (whole.is_floating_point() or whole.is_complex())
-        joined.append(whole.requires_grad_(wanted))
-    return replaced(outputs[0], joined)
+    for leaf in leaves_of(whole):
+        if isinstance(leaf, torch.Tensor):
+            leaf.requires_grad_(gradients and (leaf.is_floating_point() or leaf.is_complex()))
+    return whole
 
 
 def joined_targets(parts: list[Any], bounds: list[tuple[int, int]] | None = None) -> Any:

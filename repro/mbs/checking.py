@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from repro.mbs.batches import own_memory
-from repro.mbs.errors import LossCheckError, MixedSamplesError, check_loss
+from repro.mbs.errors import LossCheckError, MicroBatchError, MixedSamplesError, loss_of
 from repro.mbs.setting import Setting
 from repro.measure import is_out_of_memory
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
@@ -43,20 +43,12 @@ _WAYS = (
     "knows of single samples (a teacher's outputs, weights of samples) belongs in targets. "
 )
 _WEIGHTED = (
-    "With weights= a micro-batch's loss has to be divided by the sum of its own samples' weights, "
-    "as F.cross_entropy(..., weight=) does; a loss divided by its samples needs no weights=. "
+    "With weights= a micro-batch's loss has to be divided by the sum of its own samples' weights. "
 )
 _INSIDE = (
     "The loss is computed inside the model: with Hugging Face's models pass num_items_in_batch "
     "among the inputs with normalization='none', or weights=token_counts(labels), shifted for a "
-    "causal language model; with others let the model return what the loss needs, and compute it "
-    "in loss_fn. Detection models, which divide by their numbers of boxes or anchors, cannot be "
-    "divided exactly: normalization='paper' is the mean over micro-batches, unchecked. "
-)
-_ONE_BY_ONE = (
-    "Name in shared= what belongs to the whole mini-batch (a tensor whose first dimension is as "
-    "long by chance was divided), give samples first (batch_first=True of torch's recurrent layers "
-    "and transformers), or let the model treat samples one by one"
+    "causal language model; with others compute it in loss_fn. "
 )
 _OFF = "check='off' computes it all the same"
 
@@ -83,16 +75,8 @@ class Sample:
 class SelfCheck:
     """Compares the losses of samples' parts with the loss of the whole, and the model's outputs.
 
-    `outputs_add_up` computes outputs once, so that layers' random numbers and batch statistics do
-    not matter, and compares their losses. `loss_adds_up` also computes a few samples as a whole,
-    for a loss that depends on more than outputs and targets. `samples_stay_apart` computes a few
-    samples once together with other samples and once together with copies of themselves, with the
-    same random numbers: their outputs differ if a tensor that all samples need was divided, or if
-    the model compares samples. No backward pass through the model is made.
-
-    Attributes:
-        hidden_state: Whether two forward passes with the same samples, buffers and random numbers
-            computed different outputs.
+    No backward pass through the model is made. `hidden_state` says whether two forward passes with
+    the same samples, buffers and random numbers computed different outputs.
     """
 
     def __init__(
@@ -111,9 +95,8 @@ class SelfCheck:
     def outputs_add_up(self, sample: Sample, room: float) -> bool:
         """Compare the losses of the groups' outputs; return whether that was possible.
 
-        Args:
-            sample: Groups of samples; its first groups are used, as far as `room` allows.
-            room: Bytes of outputs that may be kept, in host memory.
+        Outputs are computed once, so that layers' random numbers and batch statistics do not
+        matter. The first groups are used, as far as `room` in host memory, in bytes, holds outputs.
 
         Raises:
             LossCheckError: The losses do not add up.
@@ -123,6 +106,8 @@ class SelfCheck:
 
     def loss_adds_up(self, sample: Sample) -> bool:
         """Compare the losses of a few samples; return whether that was possible.
+
+        They are computed as a whole, too: a loss may depend on more than outputs and targets.
 
         Raises:
             LossCheckError: The losses do not add up.
@@ -141,6 +126,10 @@ class SelfCheck:
 
     def samples_stay_apart(self, sample: Sample) -> bool:
         """Compare the outputs of a few samples; return whether that was possible.
+
+        They are computed once beside other samples and once beside copies of themselves, with the
+        same random numbers: outputs differ if a tensor that all samples need was divided, or if the
+        model compares samples.
 
         Raises:
             MixedSamplesError: The outputs depend on how the samples were divided.
@@ -204,33 +193,22 @@ class SelfCheck:
         half = any(leaf.dtype in HALF for leaf in floats(together))
         wide = half or self._precision.dtype is not None
         if wide:
-            try:
-                parts = [self._evaluated(*pair, wide=True) for pair in pairs]
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                wide = False
+            parts = [self._evaluated(*pair, wide=True) for pair in pairs]
 
         def whole() -> Evaluated:
-            try:
+            with _fails_as(
+                LossCheckError,
+                f"the loss can be computed over {counts[0]} samples, but not over {sum(counts)}: "
+                f"the model returned, or the loss was given, something that belongs to the whole "
+                f"mini-batch and was divided; name it in shared=",
+            ):
                 return self._evaluated(together, sample.targets(len(pairs)), wide)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                raise LossCheckError(
-                    f"the loss can be computed over {counts[0]} samples, but not over "
-                    f"{sum(counts)} ({error}): the model returned, or the loss was given, "
-                    f"something that belongs to the whole mini-batch and was divided; name it in "
-                    f"shared=. {_OFF}"
-                ) from error
 
         note = _WEIGHTED if sample.weighted else ""
         return self._compare_losses(counts, factors, parts, whole, note, True, wide)
 
     def _compare_inside(self, sample: Sample) -> bool:
         """Compare losses, with a graph from the model's outputs to the loss only."""
-        if sample.inputs is None:
-            return False
         parts = [self._with_graph(*part) for part in sample.parts]
         whole = partial(self._with_graph, sample.inputs, sample.targets(len(parts)))
         note = _INSIDE + (_WEIGHTED if sample.weighted else "")
@@ -276,8 +254,6 @@ class SelfCheck:
 
         Random numbers and buffers are the same each time.
         """
-        if sample.twice is None:
-            return False
         # Outputs with one row per sample, told from outputs that happen to be of that length.
         count = sample.counts[1]
         _, (inputs, _) = sample.parts
@@ -287,17 +263,13 @@ class SelfCheck:
             rows = zip(self._rows(inputs), alone, strict=True)
             return [leaf[-count:] for leaf, own in rows if own and len(leaf) == 2 * count]
 
-        try:
+        with _fails_as(
+            MixedSamplesError,
+            f"the model can be called with {count} samples, but not with {2 * count}: something "
+            f"was divided that belongs to the whole mini-batch, because its first dimension is as "
+            f"long, and is to be named in shared=; or it takes only as many at once",
+        ):
             whole = last(sample.inputs)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise MixedSamplesError(
-                f"the model can be called with {count} samples, but not with {2 * count} "
-                f"({error}): something was divided that belongs to the whole mini-batch, because "
-                f"its first dimension is as long, and is to be named in shared=; or it takes only "
-                f"as many at once. {_OFF}"
-            ) from error
         off, allowed = difference(whole, last(sample.twice)), self._tolerance(whole)
         if off is None or off <= allowed:
             return True
@@ -307,8 +279,10 @@ class SelfCheck:
             return False
         raise MixedSamplesError(
             f"the model's outputs for {count} samples differ by {100 * off:.2g} % with which "
-            f"others are computed beside them, and a micro-batch has only its own. {_ONE_BY_ONE}. "
-            f"If it is to compare samples, return embeddings, one row for each sample, compare "
+            f"others are computed beside them, and a micro-batch has only its own. Name in shared= "
+            f"what belongs to the whole mini-batch, give samples first (batch_first=True of "
+            f"torch's recurrent layers and transformers), or let the model treat samples one by "
+            f"one. If it is to compare them, return embeddings, one row for each sample, compare "
             f"them in loss_fn, and give two_pass=True. If it is a normalisation by the batch that "
             f"may be one by the micro-batch, as BatchNorm's is, {_OFF}"
         )
@@ -345,23 +319,20 @@ class SelfCheck:
     def _evaluated(self, outputs: Any, targets: Any, wide: bool = False) -> Evaluated:
         """Return the loss of outputs (on host or device), and its gradient by the outputs."""
 
-        def loss_of(copies: Any) -> torch.Tensor:
+        def of_copies(copies: Any) -> torch.Tensor:
             kind = self._device.type
             wider = torch.autocast(kind, enabled=False) if wide else self._precision.forward()
             with wider:
-                return self._loss(copies, fresh(targets, self._device))
+                return loss_of(self._loss_fn, copies, fresh(targets, self._device))
 
-        return evaluate(loss_of, to_device(outputs, self._device), wide=wide)
+        return evaluate(of_copies, to_device(outputs, self._device), wide=wide)
 
     def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
         with torch.enable_grad(), self._precision.forward():
             outputs = call_model(self._module, fresh(inputs, self._device))
-            loss = self._loss(outputs, fresh(targets, self._device))
+            loss = loss_of(self._loss_fn, outputs, fresh(targets, self._device))
             wanted = [leaf for leaf in floats(outputs) if leaf.requires_grad]
             return replace(differentiated(loss, wanted), inside=True)
-
-    def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        return check_loss(self._loss_fn(outputs, *(() if targets is None else (targets,))))
 
     def _tolerance(
         self, tensors: Sequence[torch.Tensor], narrow: bool = False, wide: bool = False
@@ -371,6 +342,17 @@ class SelfCheck:
         if not wide:
             kinds = {*kinds_of(self._module, tensors, self._device), self._precision.autocast}
         return tolerance(kinds, self._device, narrow=narrow)
+
+
+@contextmanager
+def _fails_as(kind: type[MicroBatchError], why: str) -> Iterator[None]:
+    """Raise an error of this kind for one of the model or the loss, but for lack of memory."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise kind(f"{why} ({error}). {_OFF}") from error
 
 
 def _can_be_joined(leaf: Any) -> bool:

@@ -17,8 +17,8 @@ class Processes:
     Under `DistributedDataParallel` each process accumulates the gradient of its own samples without
     the wrapper, which averages gradients once, at the end of the mini-batch. Fully sharded models
     (`FullyShardedDataParallel`, `fully_shard`) exchange parameters and gradients with every
-    micro-batch, so that all processes need the same number of micro-batches. `mean_weight`,
-    `sum_losses` and `most` are collectives of a few numbers, called in the same order everywhere.
+    micro-batch, so that all processes need the same number of micro-batches. All processes call the
+    methods, which exchange a few numbers, in the same order.
 
     Attributes:
         module: The model to call, without its `DistributedDataParallel` wrapper.
@@ -27,16 +27,13 @@ class Processes:
         gradients_are_views: Whether the backward pass writes the gradients' memory.
 
     Raises:
-        DistributedModelError: The model synchronises each backward pass, or its processes form a
-            mesh of more than one dimension.
+        DistributedModelError: The model's distribution is not supported.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model, self.module, self._device = model, model, device
-        self.sharded, self.replicated = (
-            _is_sharded(model),
-            isinstance(model, DistributedDataParallel),
-        )
+        self.replicated = isinstance(model, DistributedDataParallel)
+        self.sharded = _is_sharded(model)
         self.several = self.replicated or self.sharded
         self._group: dist.ProcessGroup | None = None
         if isinstance(model, DistributedDataParallel):

@@ -1,8 +1,7 @@
 """Named errors about mini-batches and arguments, and the checks that raise them."""
 
-import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -114,24 +113,6 @@ def checked_size(size: Any) -> int | None:
     return operator.index(size)
 
 
-def check_prefetch(prefetch: Any) -> None:
-    """Raise a ValueError unless `prefetch` is a whole number of at least 0."""
-    if not is_whole(prefetch, 0):
-        raise ValueError(
-            f"prefetch is {prefetch!r}; give 0 (no overlap) or a whole number of micro-batches"
-        )
-
-
-def check_weights_usable(two_pass: bool, normalization: str) -> None:
-    """Raise a `MicroBatchError` if weights were given and would not be used."""
-    if two_pass or normalization != "exact":
-        raise MicroBatchError(
-            f"weights are used by normalization='exact' in a single pass; normalization is "
-            f"{normalization!r}, two_pass {two_pass} (a two-pass loss sees the whole mini-batch: "
-            f"weigh its samples there)"
-        )
-
-
 def lazy_layer(modules: Sequence[nn.Module]) -> nn.Module | None:
     """Return a layer that has no parameters until it is called."""
     lazy = (m for m in modules if isinstance(m, LazyModuleMixin) and m.has_uninitialized_params())
@@ -148,10 +129,9 @@ def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
         if not isinstance(error, MicroBatchError) and count < total and not is_out_of_memory(error):
             error.add_note(
                 f"a micro-batch has {count} of the mini-batch's {total} samples. Name in shared= "
-                f"what of the inputs or targets belongs to the whole mini-batch, and give in the "
-                f"targets what the loss knows of single samples (a teacher's outputs, weights of "
-                f"samples). BatchNorm cannot train on one sample: give a micro_batch_size of which "
-                f"none is left over (2 leaves one of an odd number)"
+                f"what belongs to the whole mini-batch, and give in the targets what the loss "
+                f"knows of single samples. BatchNorm cannot train on one sample: give a "
+                f"micro_batch_size of which none is left over (2 leaves one of an odd number)"
             )
         raise
 
@@ -164,8 +144,8 @@ def check_no_graph(tree: Any, what: str) -> None:
             raise InputGradientError(
                 f"{what} of shape {tuple(tensor.shape)} requires a gradient, and would receive "
                 f"none: micro-batches are taken without the graph behind them. Put what computed "
-                f"it, or a parameter, into the model, such as nn.Sequential(generator, "
-                f"discriminator) for a generator's step, or give it as .detach()"
+                f"it into the model, such as nn.Sequential(generator, discriminator) for a "
+                f"generator's step, or give it as .detach()"
             )
 
 
@@ -174,9 +154,8 @@ def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch
     if not isinstance(model, nn.Module):
         kind = getattr(model, "__name__", type(model).__name__)
         raise MicroBatchError(
-            f"model is {kind}, which is no module: a mini-batch is streamed through a model. What "
-            "trains or decides by mini-batches goes around it: stream inside θ-adaptive or "
-            "dual-batch training (passes_fn=), not around them"
+            f"model is {kind}, which is no module; what trains or decides by mini-batches goes "
+            f"around it: stream inside θ-adaptive or dual-batch training (passes_fn=)"
         )
     parameter = next(model.parameters(), None)
     if device is None:
@@ -190,27 +169,17 @@ def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch
     return resolved
 
 
-def check_loss(loss: Any) -> torch.Tensor:
-    """Return `loss` if it is a scalar tensor, raise `LossShapeError` if not."""
+def loss_of(loss_fn: Callable[..., Any], outputs: Any, targets: Any) -> torch.Tensor:
+    """Return the loss, called without targets that are None.
+
+    Raises:
+        LossShapeError: It is no scalar tensor.
+    """
+    loss = loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
     if isinstance(loss, torch.Tensor) and loss.dim() == 0:
         return loss
     got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
     raise LossShapeError(
         f"loss_fn returned {got}; it must return a scalar tensor, the mean over the "
         f"micro-batch's samples (for a loss per sample, take its mean())"
-    )
-
-
-def check_finite(loss: torch.Tensor, of_all: torch.Tensor, num_samples: int) -> None:
-    """Raise `NonFiniteLossError` for an infinite or NaN loss; waits for the device.
-
-    `of_all` is the sum of the losses of all processes, which share one gradient.
-    """
-    if math.isfinite(of_all.item()):
-        return
-    value = loss.item()
-    where = "of another process" if math.isfinite(value) else f"of {num_samples} samples"
-    raise NonFiniteLossError(
-        f"the loss of the mini-batch {where} is {of_all.item()}; gradients and buffers are as "
-        f"before the call; check the inputs, whether any target counts, or lower the learning rate"
     )

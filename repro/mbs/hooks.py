@@ -15,9 +15,8 @@ class DeferredHooks:
     """Holds back hooks on parameters during the micro-batches, and calls them once at the end.
 
     A hook that clamps a gradient, or updates the parameter and frees its gradient, is written for
-    the gradient of the whole mini-batch. Called per micro-batch it would clamp or step with each
-    part. A hook of `Tensor.register_hook` receives the mini-batch's gradient before it is added to
-    an existing gradient, one of `Tensor.register_post_accumulate_grad_hook` the parameter
+    the gradient of the whole mini-batch. One of `Tensor.register_hook` receives it before it is
+    added to an existing gradient, one of `Tensor.register_post_accumulate_grad_hook` the parameter
     afterwards. Hooks of torch.distributed are called as usual.
 
     Raises:

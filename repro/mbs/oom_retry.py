@@ -12,10 +12,10 @@ from torch import nn
 from repro.mbs.batches import Piece, Plan, uncounted_copy
 from repro.mbs.distributed import error_of_a_peer
 from repro.mbs.errors import NondeterministicModelError
-from repro.mbs.results import Totals
 from repro.mbs.setting import Setting
 from repro.mbs.sizing import AutoSizer, release_memory
 from repro.mbs.transaction import version_of
+from repro.mbs.weighing import Totals
 from repro.measure import MemoryMeter, is_out_of_memory
 from repro.measure.batches import leaves_of
 from repro.measure.untouched import Snapshot
@@ -24,10 +24,8 @@ from repro.measure.untouched import Snapshot
 class Retries:
     """Runs a mini-batch or a piece of it at a micro-batch size that fits.
 
-    Args:
-        setting: The streamer's setting.
-        size: The micro-batch size, None if the sizer chooses it.
-        accumulate: Computes the gradient of a plan's micro-batches, with weights over a divisor.
+    `size` is None if the sizer chooses it. `accumulate` computes the gradient of a plan's
+    micro-batches, with weights over a divisor.
     """
 
     def __init__(
@@ -51,12 +49,9 @@ class Retries:
     ) -> Any:
         """Run at the size given or chosen, or smaller if memory runs out; add to `totals`.
 
-        Args:
-            piece: The mini-batch, or a part of it.
-            run: Takes a size; returns totals and the value to return.
-            totals: Totals of the mini-batch.
-            roots: The model and the loss's modules; probes restore their attributes.
-            together: Whether all processes run the same size, and retry if one must.
+        `run` takes a size, and returns totals and the value to return. Probes restore the
+        attributes of the `roots`: the model and the loss's modules. `together` all processes run
+        the same size, and retry if one must.
         """
         if self.sizer is None:
             assert self._size is not None
@@ -146,6 +141,8 @@ class Retries:
 
     def together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
         """Run in processes that compute independently; an error in one is raised in all."""
+        if not self._setting.processes.replicated:
+            return run()
         problem: Exception | None = None
         try:
             totals = run()

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from repro.mbs.distributed import Processes
-from repro.mbs.randomness import Randomness
 from repro.mbs.staging import Stager
-from repro.mbs.transaction import Ledger
+from repro.mbs.transaction import Ledger, Randomness
 from repro.mbs.weighing import Weighing
 
 

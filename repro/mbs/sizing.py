@@ -47,17 +47,16 @@ class Sizing:
 class AutoSizer:
     """Keeps the largest micro-batch size that fits.
 
-    Processes that compute together give `least`, the smallest of a number over them. One of them
-    that runs out of memory cannot tell the others, which wait for it: its error is raised.
-
     The linear model M(B) = p + B a is fitted once, to the peaks of a few probes. A training step
     peaks at different moments for small and for large batches (workspace and gradients against
-    activations), so that M is the largest of several lines and small probes underestimate it.
-    Each probe therefore doubles the batch until the model of the last two allows no further
-    doubling; together they cost about as much as four micro-batches of the chosen size. Before each
-    mini-batch the largest B is computed anew from the currently free memory, which other programs
-    may take or return. An out-of-memory error halves the size; after several mini-batches without
+    activations), so that small probes underestimate it. Each probe therefore doubles the batch
+    until the model of the last two allows no further doubling; together they cost about as much as
+    four micro-batches of the chosen size. Before each mini-batch the largest B is computed anew
+    from the free memory. An out-of-memory error halves the size; after several mini-batches without
     another error it doubles again, up to the model's limit.
+
+    Processes that compute together give `least`, the smallest of a number over them. One that runs
+    out of memory cannot tell the others, which wait for it: its error is raised.
     """
 
     def __init__(self, device: torch.device, least: Callable[[int], int] | None = None) -> None:
@@ -71,13 +70,10 @@ class AutoSizer:
         self.sizing: Sizing | None = None
 
     def probe(self, num_samples: int, measure: Callable[[int], tuple[int, int, int]]) -> None:
-        """Fit the memory model.
+        """Fit the memory model by batches of at most `num_samples`.
 
-        Args:
-            num_samples: Available samples.
-            measure: Runs one batch of the given size without side effects; returns (live bytes
-                before, peak of live bytes, peak of reserved bytes); raises an out-of-memory error
-                if it does not fit.
+        `measure` runs one batch of a size without side effects and returns live bytes before, the
+        peak of live bytes and the peak of reserved bytes.
 
         Raises:
             torch.OutOfMemoryError: Not even one sample fits.
@@ -121,9 +117,10 @@ class AutoSizer:
             self._overhead_bytes = max(self._overhead_bytes, held - peak)
             return peak
         except Exception as error:
-            if self._least is not None and is_out_of_memory(error):
+            ran_out = is_out_of_memory(error)
+            if ran_out and self._least is not None:
                 raise
-            if not is_out_of_memory(error):
+            if not ran_out:
                 if isinstance(error, MicroBatchError) or not isinstance(error, _REFUSALS):
                     raise
                 raise MicroBatchSizeError(

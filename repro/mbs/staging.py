@@ -11,8 +11,6 @@ import torch
 from repro.measure import accelerator
 from repro.measure.batches import leaves_of, replaced, to_device
 
-_END = object()
-
 
 @dataclass(frozen=True)
 class Span:
@@ -45,13 +43,8 @@ class Stager:
     wait for each other by events; the host waits only until a staging buffer's earlier copy has
     ended. On a CPU a micro-batch is a view, and nothing is copied.
 
-    Args:
-        device: The device that receives micro-batches.
-        prefetch: Micro-batches in flight ahead of the one being computed, at least 0.
-        trace: Whether to time every copy and computation, for `spans`.
-
-    Attributes:
-        marks: (kind, start, end) of each copy and computation since `reset`.
+    With `trace` every copy and computation is timed: `marks` holds (kind, start, end) of each since
+    `reset`.
     """
 
     def __init__(self, device: torch.device, prefetch: int, trace: bool) -> None:
@@ -78,18 +71,17 @@ class Stager:
         if self._queued:
             yield from self._stream_queued(iter(micro_batches))
             return
-        iterator = iter(micro_batches)
-        while True:
-            start = time.perf_counter()
-            micro_batch = next(iterator, _END)
-            if micro_batch is _END:
-                return
-            micro_batch = to_device(micro_batch, self._device)
+        start = time.perf_counter()
+        for micro_batch in micro_batches:
+            there = to_device(micro_batch, self._device)
+            del micro_batch
             ready = time.perf_counter()
-            yield micro_batch
+            yield there
+            del there
             if self._trace:
                 self.marks.append(("copy", start, ready))
                 self.marks.append(("compute", ready, time.perf_counter()))
+            start = time.perf_counter()
 
     def reset(self) -> None:
         """Forget the spans so far; time starts from now."""

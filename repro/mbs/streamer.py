@@ -1,5 +1,6 @@
 """Micro-Batch Streaming: the gradient of a mini-batch that does not fit into memory."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -15,16 +16,15 @@ from repro.mbs.checking import SelfCheck
 from repro.mbs.distributed import Processes
 from repro.mbs.hooks import DeferredHooks, modules_in
 from repro.mbs.oom_retry import Retries
-from repro.mbs.randomness import Randomness
-from repro.mbs.results import StreamResult, Totals
 from repro.mbs.setting import Precision, Setting
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span, Stager
-from repro.mbs.transaction import Ledger
-from repro.mbs.two_pass import TwoPass
+from repro.mbs.transaction import Ledger, Randomness
+from repro.mbs.two_pass import run_two_passes
 from repro.mbs.verification import Verification
-from repro.mbs.weighing import Weighing
+from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import SplitFunction, call_model
+from repro.measure.checks import is_whole
 
 
 class MicroBatchStreamer:
@@ -42,9 +42,9 @@ class MicroBatchStreamer:
         ...     result = streamer.backward(inputs, targets)
         ...     optimizer.step()
 
-    A hook on a parameter is called once per mini-batch, at its end, as without micro-batches;
-    module hooks are called for each micro-batch. A model that treats samples together (BatchNorm by
-    its micro-batch's statistics) gets a gradient that differs from the whole mini-batch's.
+    A hook on a parameter is called once per mini-batch, module hooks for each micro-batch. A model
+    that treats samples together gets another gradient than the whole mini-batch's: BatchNorm
+    normalises by its micro-batch.
 
     Differs from the paper: the default normalisation weighs each micro-batch by its loss's divisor,
     n_μ / N_B for a mean over samples, which is also right if N_μ does not divide N_B; and
@@ -55,17 +55,14 @@ class MicroBatchStreamer:
     Args:
         model: The model, on `device` already. It is called with the inputs: a tuple or list as
             positional arguments, a dictionary as keyword arguments, anything else as one argument.
-            A `DistributedDataParallel` model is computed without its wrapper, which averages once
-            per mini-batch; its gradient is the mean over all processes' samples (weights), with
-            `two_pass` over their losses. A fully sharded model (FSDP) exchanges parameters with
-            each micro-batch, so that all processes take equally many. With ``"auto"`` they agree
-            on a size that fits in each; where one runs out of memory nothing is tried again, as
-            the others wait for it.
+            Of a `DistributedDataParallel` model gradients are averaged once per mini-batch, as the
+            mean over all processes' samples (weights), with `two_pass` over their losses. A fully
+            sharded model (FSDP) takes equally many micro-batches in each process; where one runs
+            out of memory nothing is tried again.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` if targets are
-            None; returns a scalar. The divisor of torch's own losses is known: samples, or the
-            class weights of the targets that are not ignored; a sum is summed. Any other loss is
-            treated as the plain mean over its micro-batch's samples (or by `weights`), which
-            `check` verifies; with `two_pass` it may be any function of the mini-batch.
+            None; returns a scalar. The divisor of torch's own losses is known, a sum is summed. Any
+            other loss is treated as the mean over its micro-batch's samples (or by `weights`),
+            which `check` verifies; with `two_pass` it may be any function of the mini-batch.
             docs/losses.md lists the arguments for each kind of loss.
         micro_batch_size: Most samples of a micro-batch: a whole number, or ``"auto"``: the largest
             that fits by a linear memory model (which leaves out the outputs that `two_pass` holds),
@@ -76,9 +73,8 @@ class MicroBatchStreamer:
         batchnorm: ``"micro"``, each micro-batch updates the running statistics (the paper's), or
             ``"deferred"``, one update with the pooled statistics; see `DeferredBatchNorm`.
         two_pass: Exact for a loss that is no mean over samples, such as Dice over the batch: a
-            first pass without graph collects all outputs, from which the loss and its gradient are
-            computed, and a second pass per micro-batch carries that gradient to the parameters.
-            Costs one more forward pass; the mini-batch's outputs stay on the device.
+            first pass collects all outputs, a second one carries the gradient of their loss to the
+            parameters. Costs one more forward pass; the outputs stay on the device.
         prefetch: Micro-batches copied ahead of the one that computes, on an accelerator.
         scaler: A `torch.amp.GradScaler`; its scale is applied to the loss. Call its `step` and
             `update` as usual.
@@ -87,22 +83,20 @@ class MicroBatchStreamer:
         check: When to verify that the micro-batches' losses add up to the mini-batch's, and that
             the model's outputs do not depend on the division: ``"first"``, in the first divided
             mini-batch and whenever targets have new values; ``"always"``; or ``"off"``.
-            docs/losses.md describes the method, its cost and its limits.
         shared: The tensors that belong to all samples: names ("mask", "graph.edges",
             "targets.table"), positions among the arguments, or the tensors themselves; see
             `repro.measure.batches.read_batch`.
         split: A function ``split((inputs, targets), micro_batch_size)`` for mini-batches of another
             form; returns the list of micro-batches, each (inputs, targets) or (inputs, targets,
             number of samples). Together they must have every sample once.
-        generators: The model's or the loss's own random number generators (`torch.Generator`,
-            `numpy.random.Generator` or `RandomState`, `random.Random`). Like the global generators
-            of Python, numpy and torch, `two_pass` repeats and a failed try restores them.
+        generators: The model's or the loss's own random number generators (of torch, numpy or
+            Python). Like the global ones, `two_pass` repeats and a failed try restores them.
 
     Raises:
         MicroBatchSizeError: `micro_batch_size` is neither ``"auto"`` nor at least 1.
         LossReductionError: The loss has ``reduction="none"``.
         UnsupportedLossError: The loss sums, with ``normalization="paper"``.
-        DistributedModelError: A fully sharded model on a mesh of more than one dimension.
+        DistributedModelError: The model's distribution is not supported.
         ValueError: Another argument is not one of its choices.
     """
 
@@ -129,7 +123,10 @@ class MicroBatchStreamer:
         errors.check_choice("batchnorm", batchnorm, ("micro", "deferred"))
         errors.check_choice("autocast", autocast, (None, torch.bfloat16, torch.float16))
         errors.check_choice("check", check, ("first", "always", "off"))
-        errors.check_prefetch(prefetch)
+        if not is_whole(prefetch, 0):
+            raise ValueError(
+                f"prefetch is {prefetch!r}; give 0 (no overlap) or a whole number of micro-batches"
+            )
         self._size = size = errors.checked_size(micro_batch_size)
         self._model, self.loss_fn = model, loss_fn
         self.device = device = errors.resolve_device(model, device)
@@ -137,21 +134,21 @@ class MicroBatchStreamer:
         self._modules: list[nn.Module] = []
         self._hooks = DeferredHooks([])
         self._state_due = self._connected = False
-        self._reader = Reader(shared, split)
+        # The loss of two passes is computed of all targets at once, with their graph.
+        self._reader = Reader(shared, split, graph_of_targets=two_pass)
         self._weighing = Weighing(normalization, two_pass, loss_fn)
         self._precision = Precision(device, autocast, scaler)
         self._stager = Stager(device, prefetch, trace)
         self._processes = processes = Processes(model, device)
         randomness = Randomness(device, generators)
         self._ledger = Ledger(randomness, processes.gradients_are_views, processes.sharded)
-        setting = Setting(
+        self._setting = setting = Setting(
             *(processes.module, device, self._precision, randomness, self._stager),
             *(processes, self._ledger, self._weighing),
         )
         self._compare = SelfCheck(setting, self._modules, self._call_loss)
         self._verification = Verification(check, two_pass, setting, self._compare)
         self._retries = Retries(setting, size, self._accumulate)
-        self._passes = TwoPass(setting, self._loss, self._check_finite, self._look_for_state)
 
     @property
     def model(self) -> nn.Module:
@@ -209,13 +206,18 @@ class MicroBatchStreamer:
             torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
         """
         pieces = self._reader.pieces_of(inputs, targets, weights)
-        if weights is not None:
-            errors.check_weights_usable(self._two_pass, self._weighing.normalization)
-        if pieces is not None and self._two_pass:
+        normalization = self._weighing.normalization
+        if weights is not None and (self._two_pass or normalization != "exact"):
             raise errors.MicroBatchError(
-                "two_pass takes a whole mini-batch, not an iterable of pieces"
+                f"weights are used by normalization='exact' in a single pass; normalization is "
+                f"{normalization!r}, two_pass {self._two_pass} (a two-pass loss sees the whole "
+                f"mini-batch: weigh its samples there)"
             )
         if pieces is not None:
+            if self._two_pass:
+                raise errors.MicroBatchError(
+                    "two_pass takes a whole mini-batch, not an iterable of pieces"
+                )
             self._processes.check_whole()
         self._stager.reset()
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
@@ -229,13 +231,11 @@ class MicroBatchStreamer:
         totals = Totals()
         with self._hooks:
             if piece is not None:
-                self._check_inputs(piece)
-                touched = self._run(piece, partial(self._run_whole, piece), totals, whole=True)
+                run, together = partial(self._run_whole, piece), self._processes.replicated
+                touched = self._retries.run(piece, run, totals, self._roots(), together)
             elif pieces is not None:
-                with self._ledger.transaction():
-                    self._run_pieces(pieces, totals)
-                    touched = self._ledger.touched()
-        self._ledger.end()
+                touched = self._run_pieces(pieces, totals)
+        self._ledger.begin([])  # holds no tensor of this mini-batch
         self._hooks.on_parameters(touched)
         if totals.num_micro_batches > 1:
             self._verification.warn()
@@ -284,11 +284,6 @@ class MicroBatchStreamer:
                 loss = loss + zero_of(outputs)  # a constant loss: no sample has weight
         return loss.nan_to_num() * 0 if weight == 0 else loss
 
-    def _check_inputs(self, piece: Piece) -> None:
-        errors.check_no_graph(piece.inputs, "an input")
-        if not self._two_pass:  # two_pass computes the loss of all targets at once
-            errors.check_no_graph(piece.targets, "a target")
-
     def _roots(self) -> list[nn.Module]:
         return [self.model, *modules_in(self.loss_fn)]
 
@@ -317,41 +312,43 @@ class MicroBatchStreamer:
 
     # A mini-batch, whole or piece by piece
 
-    def _run(
-        self, piece: Piece, run: Callable[[int], tuple[Totals, Any]], totals: Totals, whole: bool
-    ) -> Any:
-        together = whole and self._processes.replicated
-        return self._retries.run(piece, run, totals, self._roots(), together)
-
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
         self._verification.verify(piece, size)
-        plan = self._weighing.plan(piece, size, fewest=self._agreed_count(piece, size))
+        plan = self._weighing.plan(piece, size)
+        if self._processes.sharded:  # all processes take equally many micro-batches
+            count = len(plan.bounds)
+            # The number is fixed if the caller makes the micro-batches.
+            free = self._weighing.normalization != "paper" and piece.batch is not None
+            agreed = self._processes.agreed_count(count, piece.num_samples if free else count)
+            plan = self._weighing.plan(piece, size, fewest=agreed)
         self._state_due = len(plan.bounds) > 1
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
+            run = partial(self._accumulate, plan, divisor)
             if self._two_pass:
-                run = partial(self._passes.run, piece, plan, updates)
-            else:
-                run = partial(self._accumulate, plan, divisor)
-            totals = self._together(run, max(stop - start for start, stop in plan.bounds))
+                own = self._loss, self._check_finite, self._look_for_state
+                run = partial(run_two_passes, self._setting, piece, plan, updates, *own)
+            # No process waits for one that ran out of memory.
+            largest = max(stop - start for start, stop in plan.bounds)
+            totals = self._retries.together(run, largest)
             self._finish(totals, updates)
             touched = self._ledger.touched()
         return totals, touched
 
-    def _run_pieces(self, pieces: Iterator[Piece], totals: Totals) -> None:
-        with self._batchnorm_updates() as updates:
-            self._together(partial(self._each_piece, pieces, totals, updates))
+    def _run_pieces(self, pieces: Iterator[Piece], totals: Totals) -> list[nn.Parameter]:
+        with self._ledger.transaction(), self._batchnorm_updates() as updates:
+            self._retries.together(partial(self._each_piece, pieces, totals, updates))
             # The total weight is known only now: the gradients so far are sums.
-            divisor = self._weighing.shared_divisor(totals.weight, self._processes)
-            self._ledger.divide(divisor)
+            self._ledger.divide(self._weighing.shared_divisor(totals.weight, self._processes))
             self._finish(totals, updates)
+            return self._ledger.touched()
 
     def _each_piece(
         self, pieces: Iterator[Piece], totals: Totals, updates: DeferredBatchNorm
     ) -> Totals:
         for piece in pieces:
             run = partial(self._run_piece, piece, totals, updates, dict(updates.moments))
-            self._run(piece, run, totals, whole=False)
+            self._retries.run(piece, run, totals, self._roots())
             del piece, run  # before the next piece is made
         if totals.loss is None:
             raise errors.EmptyBatchError("the iterable yielded no piece; give at least one sample")
@@ -365,7 +362,6 @@ class MicroBatchStreamer:
         moments: dict[nn.Module, Moments],
         size: int,
     ) -> tuple[Totals, None]:
-        self._check_inputs(piece)
         self._verification.verify(piece, size, alone=False)
         updates.moments = dict(moments)  # without moments from a check or a failed try
         plan = self._weighing.plan(piece, size)
@@ -374,24 +370,9 @@ class MicroBatchStreamer:
         with self._ledger.transaction() if self._retries.sizer is not None else nullcontext():
             return self._accumulate(plan, 1.0), None
 
-    # Several processes
-
-    def _agreed_count(self, piece: Piece, size: int) -> int:
-        """Return the number of micro-batches of each process of a fully sharded model."""
-        if not self._processes.sharded:
-            return 1
-        count = len(self._weighing.plan(piece, size).bounds)
-        # The number is fixed if the caller makes the micro-batches.
-        free = self._weighing.normalization != "paper" and piece.batch is not None
-        return self._processes.agreed_count(count, piece.num_samples if free else count)
-
-    def _together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
-        # No process waits for one that ran out of memory, and hooks see gradients before averaging.
-        return self._retries.together(run, largest) if self._processes.replicated else run()
-
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
         """End a mini-batch: average gradients over processes, and refuse unusable losses."""
-        self._hooks.on_gradients()
+        self._hooks.on_gradients()  # which see gradients before averaging
         if self._processes.replicated:
             self._processes.synchronize(self._ledger.parameters)
         self._check_finite(totals)
@@ -411,17 +392,25 @@ class MicroBatchStreamer:
         if known is not None and tensors and not self._two_pass:
             with errors.named_errors():
                 known.check(outputs, targets)
-        given = (outputs,) if targets is None else (outputs, targets)
-        loss = errors.check_loss(self.loss_fn(*given))
+        loss = errors.loss_of(self.loss_fn, outputs, targets)
         self._connected |= loss.requires_grad
         return loss
 
     def _check_finite(self, totals: Totals) -> None:
+        """Refuse an infinite or NaN loss, also of another process; waits for the device."""
         loss = totals.loss
         assert loss is not None
         if totals.weight == 0 and not self._processes.several:
             loss = loss * torch.nan  # no weight at all: 0 / 0, as for the whole mini-batch
-        errors.check_finite(loss, self._processes.sum_losses(loss), totals.num_samples)
+        of_all = float(self._processes.sum_losses(loss))
+        if math.isfinite(of_all):
+            return
+        others = math.isfinite(float(loss))
+        where = "of another process" if others else f"of {totals.num_samples} samples"
+        raise errors.NonFiniteLossError(
+            f"the loss of the mini-batch {where} is {of_all}; gradients and buffers are as before "
+            f"the call; check the inputs, whether any target counts, or lower the learning rate"
+        )
 
     def _batchnorm_updates(self) -> DeferredBatchNorm:
         # For an empty module it gathers and updates nothing.

@@ -1,16 +1,65 @@
 """All-or-nothing gradients, so that a mini-batch can be tried again after it ran out of memory."""
 
 import itertools
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.weak import TensorWeakRef
 
-from repro.mbs.randomness import Randomness
+from repro.measure import accelerator
+
+_KINDS: Any = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_NAMES = "torch.Generator, numpy.random.Generator, numpy.random.RandomState and random.Random"
+
+
+class Randomness:
+    """The generators of Python, numpy and torch (CPU and `device`), and the given `generators`.
+
+    Raises:
+        ValueError: One of `generators` is of an unknown type.
+    """
+
+    def __init__(self, device: torch.device, generators: Sequence[Any] = ()) -> None:
+        self._device = device
+        one = isinstance(generators, _KINDS)
+        self._generators: list[Any] = [generators] if one else list(generators)
+        for generator in self._generators:
+            if not isinstance(generator, _KINDS):
+                raise ValueError(f"generators holds {type(generator).__name__}; known are {_NAMES}")
+
+    def get(self) -> list[Any]:
+        """Return the states."""
+        states: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
+        return [*states, accelerator.get_rng(self._device), *map(_state_of, self._generators)]
+
+    def set(self, states: list[Any]) -> None:
+        """Restore states returned by `get`."""
+        of_python, of_numpy, of_torch, *own = states
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        accelerator.set_rng(self._device, of_torch)
+        for generator, state in zip(self._generators, own, strict=True):
+            if isinstance(generator, random.Random):
+                generator.setstate(state)
+            elif isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = state
+            else:
+                generator.set_state(state)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state()
+
 
 _SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its earlier gradient
 
@@ -40,10 +89,6 @@ class Ledger:
         self.parameters, self.buffers = parameters_of(modules), Buffers(modules)
         self._others: list[TensorWeakRef] = []  # leaves that are no module's parameter
 
-    def end(self) -> None:
-        """Forget the leaves that are no module's parameter."""
-        self._others = []
-
     @contextmanager
     def transaction(self, keep: bool = True) -> Iterator[None]:
         """Run a backward pass that either completes or changes nothing.
@@ -58,11 +103,9 @@ class Ledger:
         """
         # Copies may run out of memory, and come first, while nothing has changed yet.
         copies, states = self.buffers.copies(), self._randomness.get()
-        known = [*self.parameters, *(leaf for one in self._others if (leaf := one()) is not None)]
-        aside = [self._aside(leaf) for leaf in known]
-        for leaf in known:
+        aside = [self._aside(leaf) for leaf in self._leaves()]
+        for leaf in self._leaves():
             leaf.grad = None
-        del known
         entry = copies, aside
         self._active.append(entry)
         kept = False
@@ -85,6 +128,11 @@ class Ledger:
                 self.buffers.write(copies)
                 self._randomness.set(states)
 
+    def _leaves(self) -> list[torch.Tensor]:
+        """Return the leaves that are known and alive."""
+        others = (reference() for reference in self._others)
+        return [*self.parameters, *(leaf for leaf in others if leaf is not None)]
+
     def _aside(self, leaf: torch.Tensor) -> "_SetAside":
         gradient = leaf.grad.clone() if self._copy and leaf.grad is not None else leaf.grad
         # Weakly: a leaf made inside a forward pass is to be freed with its graph.
@@ -94,8 +142,7 @@ class Ledger:
         """Add the unknown leaves of a backward pass to all open transactions."""
         if self._gathered:
             return
-        self._others = [reference for reference in self._others if reference() is not None]
-        known = {id(leaf) for leaf in self.parameters} | {id(leaf()) for leaf in self._others}
+        known = {id(leaf) for leaf in self._leaves()}
         for leaf in leaves_of_graph(tensors):
             if id(leaf) not in known:
                 known.add(id(leaf))
@@ -106,8 +153,7 @@ class Ledger:
 
     def divide(self, divisor: float | torch.Tensor) -> None:
         """Divide all gradients."""
-        others = [leaf for reference in self._others if (leaf := reference()) is not None]
-        gradients = [g.grad for g in (*self.parameters, *others) if g.grad is not None]
+        gradients = [leaf.grad for leaf in self._leaves() if leaf.grad is not None]
         if gradients:
             torch._foreach_div_(gradients, divisor)
 

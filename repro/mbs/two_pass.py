@@ -8,8 +8,8 @@ import torch
 from repro.mbs.batches import Piece, Plan, concatenate, joined_targets, own_memory
 from repro.mbs.batchnorm import DeferredBatchNorm
 from repro.mbs.errors import NondeterministicModelError, explained
-from repro.mbs.results import Totals
 from repro.mbs.setting import Setting
+from repro.mbs.weighing import Totals
 from repro.measure.batches import call_model, leaves_of, to_device
 
 # Relative difference of two equal computations by nondeterministic kernels (sums by atomic
@@ -22,96 +22,87 @@ _TOLERANCE: dict[torch.dtype | None, float] = {
 }
 
 
-class TwoPass:
-    """Computes outputs first, the loss of all of them next, and the parameters' gradients last.
+def run_two_passes(
+    setting: Setting,
+    piece: Piece,
+    plan: Plan,
+    updates: DeferredBatchNorm,
+    loss_of: Callable[[Any, Any], torch.Tensor],
+    check_finite: Callable[[Totals], None],
+    forward_ended: Callable[[], None],
+) -> Totals:
+    """Compute outputs first, the loss of all of them next, and the parameters' gradients last.
 
-    Args:
-        setting: The streamer's setting.
-        loss: Loss of outputs and targets.
-        check_finite: Called before the first backward pass.
-        forward_ended: Called after each forward pass.
+    Accumulates the gradient of this process's samples of a mini-batch. `forward_ended` is called
+    after each forward pass of the first pass, `check_finite` before the first backward pass.
+
+    Raises:
+        NondeterministicModelError: The second pass had other outputs.
     """
+    precision, ledger, randomness = setting.precision, setting.ledger, setting.randomness
+    # First pass: all outputs, without a graph.
+    buffers = ledger.buffers.copies()
+    states, outputs, sketches = [], [], []
+    stream = zip(setting.stager.stream(plan.parts()), plan.bounds, strict=True)
+    with torch.no_grad(), precision.forward():
+        for (inputs, _), bound in stream:
+            states.append(randomness.get())
+            with explained(bound, plan.bounds[-1][1]):
+                outputs.append(own_memory(call_model(setting.module, inputs), inputs))
+            forward_ended()
+            sketches.append(_sketch(outputs[-1], precision.dtype))
+    # The second pass updates buffers and moments, and needs weights cast with a graph.
+    ledger.buffers.write(buffers)
+    updates.moments.clear()
+    torch.clear_autocast_cache()
 
-    def __init__(
-        self,
-        setting: Setting,
-        loss: Callable[[Any, Any], torch.Tensor],
-        check_finite: Callable[[Totals], None],
-        forward_ended: Callable[[], None],
-    ) -> None:
-        self._setting, self._loss = setting, loss
-        self._check_finite, self._forward_ended = check_finite, forward_ended
+    # The loss of the whole, and its gradient by the outputs.
+    whole = concatenate(outputs, plan.bounds)
+    del outputs
+    targets = piece.targets
+    if piece.split is not None:  # in the order of the outputs
+        targets = joined_targets([part[1] for part in plan.parts()], plan.bounds)
+    with precision.forward():
+        loss = loss_of(whole, to_device(targets, setting.device))
+    totals = Totals.over(plan.bounds)
+    totals.add(loss.detach(), 1.0)
+    if not setting.processes.several:
+        check_finite(totals)
+    if loss.requires_grad:
+        ledger.meet([loss])
+        precision.backward(loss)  # parameters may take part in it
+    gradients = [getattr(leaf, "grad", None) for leaf in leaves_of(whole)]
+    del whole, loss
 
-    def run(self, piece: Piece, plan: Plan, updates: DeferredBatchNorm) -> Totals:
-        """Accumulate the gradient of this process's samples of a mini-batch.
-
-        Raises:
-            NondeterministicModelError: The second pass had other outputs.
-        """
-        setting, precision, ledger = self._setting, self._setting.precision, self._setting.ledger
-        # First pass: all outputs, without a graph.
-        buffers = ledger.buffers.copies()
-        states, outputs, sketches = [], [], []
-        stream = zip(setting.stager.stream(plan.parts()), plan.bounds, strict=True)
-        with torch.no_grad(), precision.forward():
-            for (inputs, _), bound in stream:
-                states.append(setting.randomness.get())
-                with explained(bound, plan.bounds[-1][1]):
-                    outputs.append(own_memory(call_model(setting.module, inputs), inputs))
-                self._forward_ended()
-                sketches.append(_sketch(outputs[-1], precision.dtype))
-        # The second pass updates buffers and moments, and needs weights cast with a graph.
-        ledger.buffers.write(buffers)
-        updates.moments.clear()
-        torch.clear_autocast_cache()
-
-        # The loss of the whole, and its gradient by the outputs.
-        whole = concatenate(outputs, plan.bounds)
-        del outputs
-        targets = piece.targets
-        if piece.split is not None:  # in the order of the outputs
-            targets = joined_targets([part[1] for part in plan.parts()], plan.bounds)
+    # Second pass: from the outputs to the parameters, one micro-batch after the other.
+    after = randomness.get()
+    differences = []
+    for index, (inputs, _) in enumerate(setting.stager.stream(plan.parts())):
+        randomness.set(states[index])  # so that dropout repeats
         with precision.forward():
-            loss = self._loss(whole, to_device(targets, setting.device))
-        totals = Totals.over(plan.bounds)
-        totals.add(loss.detach(), 1.0)
-        if not setting.processes.several:
-            self._check_finite(totals)
-        if loss.requires_grad:
-            ledger.meet([loss])
-            precision.backward(loss)  # parameters may take part in it
-        gradients = [getattr(leaf, "grad", None) for leaf in leaves_of(whole)]
-        del whole, loss
-
-        # Second pass: from the outputs to the parameters, one micro-batch after the other.
-        after = setting.randomness.get()
-        differences = []
-        for index, (inputs, _) in enumerate(setting.stager.stream(plan.parts())):
-            setting.randomness.set(states[index])  # so that dropout repeats
-            with precision.forward():
-                again = call_model(setting.module, inputs)
-            differences += _differences(sketches[index], _sketch(again, precision.dtype))
-            pairs = [
-                (leaf, gradient[slice(*plan.bounds[index])])
-                for leaf, gradient in zip(leaves_of(again), gradients, strict=True)
-                if gradient is not None and leaf.requires_grad
-            ]
-            del again
-            if pairs:
-                ledger.meet([pair[0] for pair in pairs])
-                with precision.without_autocast():
-                    torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
-            del pairs
-        setting.randomness.set(after)  # the loss drew its numbers after the first pass
-        if differences and float(torch.stack(differences).max()) > 1:
-            raise NondeterministicModelError(
-                "the second pass computed other outputs than the first, so that gradients would "
-                "be wrong: the model draws from a random number generator of its own, which "
-                "generators= takes, changes its inputs in place, or keeps a state between calls "
-                "outside its buffers, such as a counter or an averaged copy of its weights; "
-                "register it as a buffer, or update it outside forward"
-            )
-        return totals
+            again = call_model(setting.module, inputs)
+        differences += _differences(sketches[index], _sketch(again, precision.dtype))
+        pairs = [
+            (leaf, gradient[slice(*plan.bounds[index])])
+            for leaf, gradient in zip(leaves_of(again), gradients, strict=True)
+            if gradient is not None and leaf.requires_grad
+        ]
+        del again
+        if pairs:
+            ledger.meet([pair[0] for pair in pairs])
+            with precision.without_autocast():
+                torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
+        del pairs
+    randomness.set(after)  # the loss drew its numbers after the first pass
+    if differences and float(torch.stack(differences).max()) > 1:
+        raise NondeterministicModelError(
+            "the second pass computed other outputs than the first, so that gradients would be "
+            "wrong: the model draws from a random number generator of its own, which generators= "
+            "takes, changes its inputs in place, or keeps a state between calls outside its "
+            "buffers, such as a counter or an averaged copy of its weights; register it as a "
+            "buffer, or update it outside forward"
+        )
+    return totals
 
 
 # The first pass's outputs are freed before the second pass. A random projection of each sample's

@@ -119,9 +119,8 @@ class Verification:
                 f"a forward pass changes {names}. Each micro-batch does so. If the next one "
                 f"computes with what it left (a codebook, a queue, a running mean, a power "
                 f"iteration), the gradient is not that of the undivided mini-batch: update it once "
-                f"for each mini-batch, outside forward, or put its layer into evaluation mode. "
-                f"Name random number generators of the model's own in generators=; check='off' "
-                f"says that all is well (a count of calls, a cache)",
+                f"for each mini-batch, outside forward. Name random number generators of the "
+                f"model's own in generators=; check='off' says that all is well (a count of calls)",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -129,10 +128,10 @@ class Verification:
             self._checked |= self._unmade
             unchecked = " and ".join(t for name, t in _CHECKED.items() if name in self._unmade)
             warnings.warn(
-                f"MicroBatchStreamer could not check {unchecked}: loss or model cannot be computed "
-                f"on a few samples, have another outcome when they are evaluated again on the same "
-                f"samples, the model is fully sharded, or a mini-batch comes one sample at a time. "
-                f"docs/losses.md says what to give for which loss; check='off' says that it is so",
+                f"MicroBatchStreamer could not check {unchecked}: a few samples cannot be computed "
+                f"alone, or have another outcome the second time; the model is fully sharded; or a "
+                f"mini-batch comes one sample at a time. docs/losses.md says what to give for "
+                f"which loss; check='off' says that it is so",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -146,46 +145,35 @@ class Verification:
         number = piece.num_samples
         count = min(number // -(-number // size), number // 2)
         half = max(1, min(size // 2, number // 2))
-        while count:
-            out_of_memory = False
+        counts = [count, half] if half < count else [count]
+        while counts:
+            count = counts.pop(0)
             try:
-                sample = self._sample(piece, size, count)
+                sample = self._sample(piece, count)
                 if sample is not None and check(sample):
                     return True
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                out_of_memory = True
+                if not counts and count > 1:
+                    counts.append(count // 2)
             release_memory(self._setting.device)
-            if count <= half and not out_of_memory:
-                return False
-            count = half if count > half else count // 2
         return False
 
-    def _sample(self, piece: Piece, size: int, count: int) -> Sample | None:
-        """Return two groups of samples, None without samples or without weight."""
-        batch, twice = piece.batch, None
+    def _sample(self, piece: Piece, count: int) -> Sample | None:
+        """Return two groups of samples; None without weight, or of samples that `split` makes."""
+        batch, weighted = piece.batch, piece.weights is not None
         if batch is None:
-            plan = self._weighing.plan(piece, size)
-            if len(plan.bounds) < 2:
-                return None
-            every = zip(plan.parts(), plan.bounds, plan.weights, strict=True)
-            chosen = sorted(every, key=lambda part: part[2] == 0)[:2]
-            parts, bounds, weights = zip(*chosen, strict=True)
-            counts = [stop - start for start, stop in bounds]
-            try:
-                inputs, targets = None, joined_targets([part[1] for part in parts])
-            except ValueError:
-                return None
-        else:
-            first, second = telling_samples(batch, count)
-            inputs, targets = batch.take([*first, *second])
-            parts = batch.take(first), batch.take(second)
-            twice = batch.take([*second, *second])[0]
-            counts, weights = [count, count], (float(count), float(count))
-            if piece.weights is not None:
-                weights = float(piece.weights[first].sum()), float(piece.weights[second].sum())
-        exact, weighted = self._weighing.normalization == "exact", piece.weights is not None
+            return None
+        first, second = telling_samples(batch, count)
+        inputs, targets = batch.take([*first, *second])
+        weights = [float(count)] * 2
+        if piece.weights is not None:
+            weights = [float(piece.weights[group].sum()) for group in (first, second)]
+        exact = self._weighing.normalization == "exact"
         if exact and sum(weights) == 0:
             return None
-        return Sample(parts, counts, weights, exact, lambda _: targets, inputs, twice, weighted)
+        parts, twice = (batch.take(first), batch.take(second)), batch.take([*second, *second])[0]
+        return Sample(
+            parts, [count] * 2, weights, exact, lambda _: targets, inputs, twice, weighted
+        )

@@ -1,16 +1,17 @@
 """Streams, events, pinned memory, memory and random numbers of any accelerator that torch has.
 
 The only module that calls a device's own functions: of a CUDA or ROCm GPU, or of any other device
-with a module in torch (`torch.get_device_module`). Code for CUDA alone does not belong here. A CPU
-has streams and events, too, which act at once, so that the same code runs on both; the time between
-two of its events is the host clock's.
+with a module in torch. Code for CUDA alone does not belong here. A CPU has streams and events, too,
+which act at once, so that the same code runs on both; the time between two of its events is the
+host clock's.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -43,21 +44,14 @@ class _Host:
 class HostEvent(_Host):
     """A CPU's event, with the methods of `torch.Event`."""
 
-    def __init__(self) -> None:
-        self._time_s: float | None = None
+    _time_s = math.nan
 
     def record(self, stream: Stream = None) -> None:
         """Note the time."""
         self._time_s = time.perf_counter()
 
     def elapsed_time(self, other: "HostEvent") -> float:
-        """Milliseconds from this event to another, like a device's event.
-
-        Raises:
-            ValueError: One of them has not been recorded.
-        """
-        if self._time_s is None or other._time_s is None:
-            raise ValueError("both events must be recorded before the time between them is asked")
+        """Milliseconds from this event to another, both recorded, like a device's event."""
         return (other._time_s - self._time_s) * 1e3
 
 
@@ -66,17 +60,11 @@ class HostStream(_Host):
 
     device = torch.device("cpu")
 
-    def record_event(self, event: HostEvent | None = None) -> HostEvent:
-        """Record an event; without an argument, a new event."""
-        event = event or HostEvent()
+    def record_event(self) -> HostEvent:
+        """Record a new event."""
+        event = HostEvent()
         event.record()
         return event
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
 
 # ---- devices
@@ -88,11 +76,7 @@ def is_accelerator(device: torch.device | str) -> bool:
 
 
 def module(device: torch.device | str) -> ModuleType:
-    """The module of torch for an accelerator, such as `torch.cuda`.
-
-    Raises:
-        ValueError: torch has none for this device.
-    """
+    """The module of torch for an accelerator, such as `torch.cuda`; a ValueError if it has none."""
     kind = torch.device(device).type
     try:
         return torch.get_device_module(kind)
@@ -117,11 +101,7 @@ def count(device: torch.device | str) -> int:
 def resolve(device: torch.device | str | None = None) -> torch.device:
     """A device with its index: the given index, else the current device's.
 
-    Args:
-        device: None for the accelerator that is present, else the CPU.
-
-    Raises:
-        ValueError: The accelerator is not present.
+    None is the accelerator that is present, else the CPU. One that is not present is a ValueError.
     """
     if device is None:
         device = present() or "cpu"
@@ -262,12 +242,9 @@ def limit_bytes(device: torch.device | str) -> int:
 
 @contextmanager
 def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
-    """Let torch reserve at most `nbytes` on an accelerator inside.
+    """Let torch reserve at most `nbytes` (1 or more) on an accelerator inside.
 
     A lower limit that is set already stays. Torch's unused memory is given back first.
-
-    Raises:
-        ValueError: `nbytes` is below 1.
     """
     if nbytes < 1:
         raise ValueError(f"the limit is {nbytes} bytes: give 1 or more")
@@ -305,8 +282,7 @@ def empty_pinned(
 ) -> torch.Tensor:
     """Host memory, pinned if `device` is an accelerator, for copies from and to it.
 
-    Raises:
-        HostMemoryError: The host has too little memory.
+    Raises `HostMemoryError` if the host has too little.
     """
     shape = (size,) if isinstance(size, int) else tuple(size)
     pin = is_accelerator(device)
@@ -315,13 +291,13 @@ def empty_pinned(
 
 
 def check_pinnable(nbytes: int) -> None:
-    """Refuse to pin more than the host has: the system would end this process, or another.
+    """Refuse to pin more than the host has, less a margin: the system would end a process.
 
     Args:
         nbytes: Bytes that torch takes (see `pinned_bytes`); fewer than 16 MiB are not checked.
 
     Raises:
-        HostMemoryError: The host's memory, less a margin, is too little.
+        HostMemoryError: The host has too little memory.
     """
     if nbytes < _LARGE_BYTES:
         return
@@ -353,10 +329,8 @@ def _host_memory(nbytes: int, pin: bool) -> Iterator[None]:
 def pinned(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """A host tensor in pinned memory, from which an accelerator copies without a wait.
 
-    A pinned tensor, or any tensor for a CPU, is returned unchanged; layouts stay.
-
-    Raises:
-        HostMemoryError: The host has too little memory.
+    A pinned tensor, or any tensor for a CPU, is returned unchanged; layouts stay. Raises
+    `HostMemoryError` if the host has too little memory.
     """
     if not is_accelerator(device) or tensor.device.type != "cpu" or tensor.is_pinned():
         return tensor
@@ -368,12 +342,9 @@ def empty_pinned_cache(device: torch.device | str) -> None:
     """Give freed pinned memory back to the host; torch keeps it otherwise."""
     if not is_accelerator(device):
         return
-    general = getattr(torch.accelerator, "empty_host_cache", None)  # torch 2.11 may lack it
-    internal = getattr(torch._C, "_host_emptyCache", None)
-    for give_back in (general, internal):
-        if give_back is not None:
-            give_back()
-            return
+    # torch 2.11 may lack the first
+    give_back = getattr(torch.accelerator, "empty_host_cache", None) or torch._C._host_emptyCache
+    give_back()
 
 
 # ---- random numbers
@@ -392,11 +363,7 @@ def set_rng(device: torch.device | str, state: tuple[torch.Tensor, torch.Tensor 
         module(device).set_rng_state(state[1], _indexed(device))
 
 
-@contextmanager
-def forked_rng(device: torch.device | str) -> Iterator[None]:
+def forked_rng(device: torch.device | str) -> AbstractContextManager[Any]:
     """Restore the random generators of the CPU and of a device at the end."""
-    state = get_rng(device)
-    try:
-        yield
-    finally:
-        set_rng(device, state)
+    devices = [_indexed(device).index] if is_accelerator(device) else []
+    return torch.random.fork_rng(devices, device_type=torch.device(device).type)

@@ -46,13 +46,7 @@ def peak_inside(function: Callable[[], Any], operations: Collection[str]) -> lis
 
     The bytes are the call's own workspace: the allocator's rise inside the call, less the bytes
     that stay allocated after it (its result). A call inside another counts as part of the outer.
-
-    Args:
-        function: Called once; call it before, so that memory it keeps is not counted.
-        operations: Names, such as ``aten::convolution``.
-
-    Raises:
-        RuntimeError: Another profiler is running, which this call would end.
+    `operations` are names, such as ``aten::convolution``. Otherwise as `peak_allocation`.
     """
     events = _profiled(function, "peak_inside")
     memory = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
@@ -104,8 +98,7 @@ def keep_freed_memory() -> bool:
 
     By default glibc returns large blocks to the system and takes them anew, so that every large
     tensor pays for page faults, which on a virtual machine cost several times the work of filling
-    it. A comparison of times would then reward few allocations, not fast computation. Meant for a
-    process that measures; it cannot be undone.
+    it, and a comparison of times would reward few allocations. It cannot be undone.
     """
     global _kept
     try:

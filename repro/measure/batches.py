@@ -9,8 +9,6 @@ an ambiguous mini-batch is refused, never guessed:
 - A list or tuple of items of one kind, one for each sample (images of different sizes, dictionaries
   of boxes, texts), is divided itself. If it could also be a structure of tensors that hold the
   samples, a list is refused and a tuple is a structure.
-- An input with a leading dimension of 1 and further dimensions, such as positions (1, T),
-  broadcasts over the samples if other inputs have several, and belongs to all samples.
 - Parts named in `shared` belong to all samples.
 - An object that holds tensors and is none of these is refused.
 """
@@ -47,17 +45,11 @@ _SAMPLES, _WHOLE, _STRUCTURE, _OPEN = "samples", "whole", "structure", "open"
 
 @dataclass(frozen=True)
 class Batch:
-    """A mini-batch that was read: its samples can be counted and taken out.
+    """A mini-batch that was read: its samples can be counted and taken out."""
 
-    Attributes:
-        inputs: As given, with other mappings made dictionaries.
-        targets: Likewise.
-        num_samples: Samples, at least 1.
-    """
-
-    inputs: Any
+    inputs: Any  # as given, with other mappings made dictionaries
     targets: Any
-    num_samples: int
+    num_samples: int  # at least 1
     _kinds: dict[Path, str] = field(repr=False)
 
     def slice(self, start: int, stop: int) -> tuple[Any, Any]:
@@ -68,26 +60,20 @@ class Batch:
         """The (inputs, targets) of these samples, copied."""
         return self._taken(list(indices))
 
-    def tensors(self, targets: bool = True) -> Iterator[tuple[Path, Any]]:
-        """Yield path and value of each tensor or array with samples in its first dimension.
-
-        Args:
-            targets: Whether to include the targets.
-        """
-        for name, tree in (("inputs", self.inputs), ("targets", self.targets)):
-            for path, leaf in _leaves_with_paths(tree, (name,)):
-                array = isinstance(leaf, torch.Tensor | np.ndarray)
-                if array and self._kinds.get(path) == _SAMPLES and (targets or name == "inputs"):
-                    yield path, leaf
+    def tensors(self) -> Iterator[tuple[Path, Any]]:
+        """Yield path and value of each tensor or array with samples in its first dimension."""
+        for path, leaf in _leaves_with_paths({"inputs": self.inputs, "targets": self.targets}, ()):
+            array = isinstance(leaf, torch.Tensor | np.ndarray)
+            if array and self._kinds.get(path) == _SAMPLES:
+                yield path, leaf
 
     def num_splittable(self) -> int:
         """Number of parts of the inputs that are divided."""
         return sum(k == _SAMPLES and path[0] == "inputs" for path, k in self._kinds.items())
 
     def _taken(self, which: Which) -> tuple[Any, Any]:
-        pair = (("inputs", self.inputs), ("targets", self.targets))
-        inputs, targets = (self._cut(tree, (name,), which) for name, tree in pair)
-        return inputs, targets
+        inputs = self._cut(self.inputs, ("inputs",), which)
+        return inputs, self._cut(self.targets, ("targets",), which)
 
     def _cut(self, tree: Any, path: Path, which: Which) -> Any:
         # A method, since a nested recursive function would keep the mini-batch alive.
@@ -156,12 +142,8 @@ def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]
 def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list[Any]:
     """The micro-batches that a `split` function makes of a mini-batch, checked.
 
-    Args:
-        split: Called with ((inputs, targets), most); returns the list of micro-batches, each
-            (inputs, targets) or, where its samples cannot be counted, (inputs, targets, count).
-        inputs: Inputs of the whole mini-batch.
-        targets: Its targets.
-        most: Samples that a micro-batch may have.
+    `split` is called with ((inputs, targets), most), and returns the list of micro-batches, each
+    (inputs, targets) or, where its samples cannot be counted, (inputs, targets, count).
 
     Returns:
         (inputs, targets, number of samples) of each.
@@ -245,17 +227,16 @@ class _Finder:
 
     def __init__(self, shared: Sequence[Any], known: dict[Path, str]) -> None:
         self._shared = list(shared)
-        self._used = [False] * len(self._shared)
+        self._used: set[int] = set()  # numbers of entries that were found
         self._known = known
         self._whole: set[Path] = set()
         self._sizes: dict[Path, int] = {}  # of leaves that have samples
         self._lengths: dict[Path, int] = {}  # of lists and tuples that may hold one item a sample
         self._fixed: set[int] = set()  # the sizes of leaves in no such list
-        self._leading: set[Path] = set()  # of leaves with further dimensions
         self._seen: list[str] = []
 
     def visit(self, tree: Any, path: Path, arguments: bool = False, listed: bool = False) -> None:
-        self._seen.append(".".join(map(str, path)))
+        self._seen.append(_name(path))
         if self._is_shared(tree, path):
             self._whole.add(path)
             return
@@ -264,53 +245,36 @@ class _Finder:
             size = samples_of(tree)
             if isinstance(size, int):
                 self._sizes[path] = size
-                if len(getattr(tree, "shape", ())) > 1 and not listed:
-                    self._leading.add(path)
                 self._fixed |= set() if listed else {size}
             return
-        if _is_sequence(tree) and not arguments and _is_alike(tree):
+        if not arguments and _is_alike(tree):
             self._lengths[path] = len(tree)
             listed = True
         for key, child in parts[0]:
             self.visit(child, (*path, key), listed=listed)
 
     def _is_shared(self, tree: Any, path: Path) -> bool:
-        names = {".".join(map(str, path)), ".".join(map(str, path[1:]))} - {""}
-        used = False
-        for number, entry in enumerate(self._shared):
+        names = {_name(path), _name(path[1:])} - {""}
+
+        def means(entry: Any) -> bool:
             if isinstance(entry, str):
-                matches = entry in names
-            elif isinstance(entry, int):
-                matches = path == ("inputs", entry)
-            else:
-                matches = tree is entry
-            self._used[number] |= matches
-            used |= matches
-        return used
+                return entry in names
+            return path == ("inputs", entry) if isinstance(entry, int) else tree is entry
+
+        found = {number for number, entry in enumerate(self._shared) if means(entry)}
+        self._used |= found
+        return bool(found)
 
     def check_shared(self) -> None:
-        for entry, used in zip(self._shared, self._used, strict=True):
-            if not used:
+        for number, entry in enumerate(self._shared):
+            if number not in self._used:
                 shown = repr(entry) if isinstance(entry, str | int) else f"a {type(entry).__name__}"
                 raise UnsplittableBatchError(
                     f"shared names {shown}, which the mini-batch does not have; it has "
                     f"{', '.join(self._seen)}"
                 )
 
-    def _find_broadcast(self) -> None:
-        """Share inputs with a leading 1, such as positions (1, T), among several samples."""
-        single = {
-            path for path in self._leading if self._sizes.get(path) == 1 and path[0] == "inputs"
-        }
-        rest = {size for path, size in self._sizes.items() if path not in single}
-        if single and self._fixed == {1, *rest} and len(rest - {1}) == 1 and 1 not in rest:
-            self._whole |= single
-            self._fixed = rest
-            for path in single:
-                del self._sizes[path]
-
     def decide(self, trees: dict[str, Any]) -> tuple[dict[Path, str], int]:
-        self._find_broadcast()
         candidates = self._fixed or {*self._sizes.values(), *self._lengths.values()}
         by_count = {}
         for number in sorted(candidates):
@@ -389,18 +353,17 @@ class _Finder:
         return True
 
     def _refuse_objects(self, trees: dict[str, Any], kinds: dict[Path, str]) -> None:
-        for name, tree in trees.items():
-            for path, leaf in _leaves_with_paths(tree, (name,)):
-                what = samples_of(leaf)
-                divided = any(kinds.get(path[:depth]) == _SAMPLES for depth in range(len(path)))
-                shared = any(path[: len(above)] == above for above in self._whole)
-                if isinstance(what, str) and not divided and not shared:
-                    raise UnsplittableBatchError(
-                        f"{_name(path)} is {what}, whose samples cannot be told apart; give "
-                        f"tensors, arrays, or dataclasses or dictionaries of them, name it in "
-                        f"shared= if it belongs to the whole mini-batch, or give split=, a "
-                        f"function (batch, micro_batch_size) that returns the micro-batches"
-                    )
+        for path, leaf in _leaves_with_paths(trees, ()):
+            what = samples_of(leaf)
+            divided = any(kinds.get(path[:depth]) == _SAMPLES for depth in range(len(path)))
+            shared = any(path[: len(above)] == above for above in self._whole)
+            if isinstance(what, str) and not divided and not shared:
+                raise UnsplittableBatchError(
+                    f"{_name(path)} is {what}, whose samples cannot be told apart; give tensors, "
+                    f"arrays, or dataclasses or dictionaries of them, name it in shared= if it "
+                    f"belongs to the whole mini-batch, or give split=, a function "
+                    f"(batch, micro_batch_size) that returns the micro-batches"
+                )
 
 
 def _name(path: Path) -> str:
@@ -416,12 +379,10 @@ def _leaves_with_paths(tree: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield from _leaves_with_paths(child, (*path, key))
 
 
-def _is_sequence(tree: Any) -> bool:
-    return isinstance(tree, list | tuple) and not hasattr(tree, "_fields")
-
-
-def _is_alike(items: Sequence[Any]) -> bool:
-    """Whether the items' types allow one item for each sample."""
+def _is_alike(tree: Any) -> bool:
+    """Whether a container is a list or tuple whose types allow one item for each sample."""
+    if not isinstance(tree, list | tuple) or hasattr(tree, "_fields"):
+        return False
 
     def kind(item: Any) -> Any:
         if isinstance(item, torch.Tensor | np.ndarray):
@@ -430,7 +391,7 @@ def _is_alike(items: Sequence[Any]) -> bool:
             return type(item), tuple(item)
         return float if isinstance(item, int | float) else type(item)
 
-    return len({kind(item) for item in items}) == 1
+    return len({kind(item) for item in tree}) == 1
 
 
 def _without_mappings(tree: Any) -> Any:

@@ -22,11 +22,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     """Write a state (of model, optimizer, controller, ...) with its checksum.
 
     The new file replaces the old one only once it is complete, so that an interruption leaves a
-    readable checkpoint. Of several processes only one writes.
-
-    Args:
-        path: The file.
-        state: Plain numbers, texts, lists, dictionaries and tensors.
+    readable checkpoint. Of several processes only one writes. The state consists of plain numbers,
+    texts, lists, dictionaries and tensors.
 
     Raises:
         CheckpointError: The state holds something else; the old checkpoint stays.
@@ -51,11 +48,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 
 
 def load_checkpoint(path: str | os.PathLike[str], device: str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint written by `save_checkpoint`.
-
-    Args:
-        path: The file.
-        device: Device for the tensors.
+    """Read a checkpoint written by `save_checkpoint`, with its tensors on `device`.
 
     Raises:
         CheckpointError: The file is damaged, or not a checkpoint of `save_checkpoint`.
@@ -70,9 +63,7 @@ def load_checkpoint(path: str | os.PathLike[str], device: str = "cpu") -> dict[s
     if hashlib.sha256(whole[32:]).digest() != whole[:32]:
         raise CheckpointError(problem)
     try:
-        state = torch.load(io.BytesIO(whole[32:]), device, weights_only=True)
+        state: dict[str, Any] = torch.load(io.BytesIO(whole[32:]), device, weights_only=True)
     except (pickle.UnpicklingError, EOFError, zipfile.BadZipFile) as error:
         raise CheckpointError(problem) from error
-    if not isinstance(state, dict):
-        raise CheckpointError(problem)
     return state

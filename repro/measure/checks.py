@@ -5,13 +5,7 @@ from typing import Any
 
 
 def is_whole(value: Any, least: int | None = None, most: int | None = None) -> bool:
-    """Whether a value is an integer (Python's or numpy's, no boolean) within bounds.
-
-    Args:
-        value: Anything.
-        least: Smallest allowed number, None for no bound.
-        most: Largest allowed number, None for no bound.
-    """
+    """Whether a value is an integer (Python's or numpy's, no boolean) within the given bounds."""
     if isinstance(value, bool):
         return False
     try:

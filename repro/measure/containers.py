@@ -109,8 +109,7 @@ def parts_of(tree: Any) -> tuple[list[tuple[Any, Any]], Callable[[list[Any]], An
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return list(zip(tree._fields, tree, strict=True)), lambda values: type(tree)(*values)
     if isinstance(tree, list | tuple):
-        kind = type(tree)
-        return list(enumerate(tree)), kind
+        return list(enumerate(tree)), type(tree)
     if type(tree) in SUPPORTED_NODES:
         children, context = SUPPORTED_NODES[type(tree)].flatten_fn(tree)
         unflatten = SUPPORTED_NODES[type(tree)].unflatten_fn
@@ -137,20 +136,15 @@ def _remade(original: Any, names: list[str], values: list[Any]) -> Any:
         ) from error
     for name, value in new.items():
         remade = getattr(made, name)
-        if remade is value or (name not in given and not holds_tensors(value, 3)):
-            continue
-        if name not in given and _same(remade, value):
-            continue
-        raise UnsplittableBatchError(
-            f"{type(original).__name__} changes its field {name} when it is made, which would "
-            f"happen again for each micro-batch{hint}"
-        )
+        tensors = isinstance(remade, torch.Tensor) and isinstance(value, torch.Tensor)
+        equal = tensors and torch.equal(remade, value)
+        derived = name not in given and (equal or not holds_tensors(value, 3))
+        if remade is not value and not derived:
+            raise UnsplittableBatchError(
+                f"{type(original).__name__} changes its field {name} when it is made, which would "
+                f"happen again for each micro-batch{hint}"
+            )
     return made
-
-
-def _same(one: Any, other: Any) -> bool:
-    both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    return both and one.shape == other.shape and torch.equal(one, other)
 
 
 def is_foreign(tree: Any) -> bool:

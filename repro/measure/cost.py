@@ -46,12 +46,7 @@ class TimeModel:
     def fit(cls, batch_sizes: Sequence[int], seconds_per_batch: Sequence[float]) -> "TimeModel":
         """Fit the line by least squares (section 3.2).
 
-        Args:
-            batch_sizes: Samples in a step, at least two distinct numbers.
-            seconds_per_batch: The measured time of a step at each batch size.
-
-        Raises:
-            ValueError: The points are too few, or time does not increase with the batch size.
+        Raises ValueError if the points are too few, or time does not increase with the batch size.
         """
         _check_points("time", batch_sizes, seconds_per_batch)
         a, b = np.polyfit(np.asarray(batch_sizes, float), np.asarray(seconds_per_batch, float), 1)
@@ -64,13 +59,10 @@ class TimeModel:
         return self.a * batch_size + self.b
 
     def epoch_time(self, batch_size: int, samples: int, approximate: bool = False) -> float:
-        """Seconds of one pass over `samples`.
+        """Seconds of one pass over `samples`; a ValueError where there can be none.
 
         By equation 2, (a x + b) ⌈d / x⌉, which counts the last batch as full; with `approximate`
         by equation 3, (a + b / x) d.
-
-        Raises:
-            ValueError: `batch_size` is below 1 or `samples` below 0.
         """
         self._check_pass(batch_size, samples)
         if approximate:
@@ -78,11 +70,7 @@ class TimeModel:
         return self.predict(batch_size) * math.ceil(samples / batch_size)
 
     def pass_time(self, batch_size: int, samples: int) -> float:
-        """Seconds of one pass with the last batch at its true size: a d + b ⌈d / x⌉.
-
-        Raises:
-            ValueError: `batch_size` is below 1 or `samples` below 0.
-        """
+        """Seconds of one pass with the last batch at its true size: a d + b ⌈d / x⌉."""
         self._check_pass(batch_size, samples)
         return self.a * samples + self.b * math.ceil(samples / batch_size)
 
@@ -101,8 +89,7 @@ class MemoryModel(LinearMemoryModel):
     def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "MemoryModel":
         """Fit the line by least squares (section 5.3).
 
-        Raises:
-            ValueError: The points are too few, or memory does not increase with the batch size.
+        Raises ValueError if the points are too few, or memory does not grow with the batch size.
         """
         _check_points("memory", batch_sizes, peak_bytes)
         line = super().fit(batch_sizes, peak_bytes)
@@ -118,14 +105,7 @@ class MemoryModel(LinearMemoryModel):
 
 @dataclass(frozen=True)
 class Probe:
-    """Live measurements of a training step and the lines fitted to them.
-
-    Attributes:
-        time: Fitted to the medians of `timings`.
-        memory: Fitted to `peaks`.
-        timings: Measured times of a step by batch size.
-        peaks: Peak bytes of a step by batch size.
-    """
+    """Lines fitted to medians of `timings` and to `peaks` (bytes), both by batch size."""
 
     time: TimeModel
     memory: MemoryModel
@@ -176,9 +156,8 @@ def probe(
 
 
 def _check_points(what: str, batch_sizes: Sequence[int], values: Sequence[float]) -> None:
-    bad = [size for size in batch_sizes if size < 1]
-    bad_values = [value for value in values if not math.isfinite(value) or value <= 0]
-    if len(batch_sizes) != len(values) or len(set(batch_sizes)) < 2 or bad or bad_values:
+    positive = all(0 < value < math.inf for value in (*batch_sizes, *values))
+    if len(batch_sizes) != len(values) or len(set(batch_sizes)) < 2 or not positive:
         raise ValueError(
             f"the {what} model is fitted to two or more distinct batch sizes of at least 1, with "
             f"one positive value each; got {len(batch_sizes)} batch sizes "

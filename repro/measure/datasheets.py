@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device's data sheet, with its dense rates.
+    """A device's data sheet, with its dense rates a second.
 
-    Attributes:
-        name: The maker's name.
-        flops: Float32 operations a second in matrix products and convolutions.
-        low_flops: The same in 16 bits with sums in 32.
-        bandwidth: Memory's bytes a second.
-        memory_bytes: Bytes of memory.
+    `flops` are float32 operations in matrix products and convolutions, `low_flops` the same in 16
+    bits with sums in 32, `bandwidth` is memory's bytes.
     """
 
     name: str
@@ -22,6 +21,15 @@ class Device:
     low_flops: float
     bandwidth: float
     memory_bytes: int
+
+    def seconds(self, flops: ArrayLike, moved: ArrayLike, low: ArrayLike) -> NDArray[np.float64]:
+        """Seconds of operations: the longer of computing and moving bytes, each at `REACHED`.
+
+        Those in 16 bits are marked in `low`. Operations are not fused.
+        """
+        computing = np.asarray(flops) / (REACHED * np.where(low, self.low_flops, self.flops))
+        moving = np.asarray(moved) / (REACHED * self.bandwidth)
+        return np.maximum(np.maximum(computing, moving), LAUNCH_S)
 
 
 DEVICES = {

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from repro.measure.datasheets import LAUNCH_S, REACHED, Device
+from repro.measure.datasheets import Device
 from repro.measure.memory import MemoryMeter, tensors_in
 
 
@@ -31,18 +32,15 @@ class Work:
         return sum(flops for flops, _, _ in self.operations)
 
     def seconds(self, device: Device) -> float:
-        """Estimate the time on a device: per operation, the longer of computing and moving.
+        """Estimate the time on a device; see `Device.seconds`."""
+        columns = np.array(self.operations, float).reshape(-1, 3).T
+        return float(device.seconds(*columns).sum())
 
-        Operations are not fused, and reach the share `REACHED` of the data sheet's rates.
-        """
-        return sum(
-            max(
-                flops / (REACHED * (device.low_flops if low else device.flops)),
-                moved / (REACHED * device.bandwidth),
-                LAUNCH_S,
-            )
-            for flops, moved, low in self.operations
-        )
+
+def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Floating-point operations of a call of a matrix product or convolution, 0 of another."""
+    count = flop_registry.get(getattr(func, "_overloadpacket", func))
+    return int(count(*args, **kwargs, out_val=result)) if count else 0
 
 
 class NotedOperations(TorchDispatchMode):
@@ -52,39 +50,23 @@ class NotedOperations(TorchDispatchMode):
         super().__init__()
         self.operations: list[tuple[int, int, bool]] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if getattr(func, "is_view", False):
             return result
-        flops = 0
-        packet = getattr(func, "_overloadpacket", func)
-        if packet in flop_registry:
-            flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
         tensors = tensors_in((args, kwargs, result))
         moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         low = any(tensor.element_size() == 2 for tensor in tensors)
         if moved:
-            self.operations.append((flops, moved, low))
+            self.operations.append((flops_of(func, args, kwargs, result), moved, low))
         return result
 
 
 class _Ones(TorchDispatchMode):
     """Returns 1 as the number in a fake tensor, such as a loss."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].is_floating_point() else 1
         return func(*args, **(kwargs or {}))
@@ -98,27 +80,26 @@ def imagined(ones: bool = True) -> Iterator[None]:
     error.
     """
 
+    def like(tensor: Tensor, made: Tensor) -> Tensor:
+        is_parameter = isinstance(tensor, nn.Parameter)
+        return nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         # torch's own `to` fails on fake tensors. All lie on one device, and a layout changes no
         # size, so that only the dtype applies.
         _, kind, *_ = torch._C._nn._parse_to(*args, **kwargs)
         if kind is not None:
             for part in module.modules():
-                for name, parameter in part._parameters.items():
-                    if parameter is not None and parameter.is_floating_point():
-                        part._parameters[name] = nn.Parameter(
-                            parameter.to(kind), parameter.requires_grad
-                        )
-                for name, buffer in part._buffers.items():
-                    if buffer is not None and buffer.is_floating_point():
-                        part._buffers[name] = buffer.to(kind)
+                tables: list[dict[str, Any]] = [part._parameters, part._buffers]
+                for tensors in tables:
+                    for name, tensor in tensors.items():
+                        if tensor is not None and tensor.is_floating_point():
+                            tensors[name] = like(tensor, tensor.to(kind))
         return module
 
     def deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         # torch's own copies a storage, which a fake tensor lacks.
-        copied = tensor.detach().clone()
-        if isinstance(tensor, nn.Parameter):
-            copied = nn.Parameter(copied, tensor.requires_grad)
+        copied = like(tensor, tensor.detach().clone())
         memo[id(tensor)] = copied
         return copied
 
@@ -136,11 +117,8 @@ def first_steps(
 ) -> tuple[int, Work]:
     """Peak live bytes of two training steps, and the work of the second.
 
-    The optimizer has its state only from the second step on.
-
-    Args:
-        step: Updates the model by a mini-batch.
-        resident: Modules and tensors that lie on the device before.
+    The optimizer has its state only from the second step on. `resident` are modules and tensors
+    that lie on the device before.
     """
     tensors = [
         tensor

@@ -21,9 +21,7 @@ class NotAFileError(OSError):
 def regular(path: str | os.PathLike[str]) -> Path:
     """The regular file that a path and its links lead to, which need not exist yet.
 
-    Raises:
-        NotAFileError: The path leads to something other than a regular file.
-        OSError: The file cannot be reached, for example because links form a circle.
+    Raises `NotAFileError` if the path leads to something else, OSError if it cannot be reached.
     """
     with suppress(FileNotFoundError):
         mode = Path(path).stat().st_mode
@@ -71,10 +69,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 def cache_folder() -> Path:
     """The folder of all caches: `$REPRO_CACHE`, `$XDG_CACHE_HOME/repro`, ``~/.cache/repro``.
 
-    A relative `$XDG_CACHE_HOME` is ignored, as the XDG Base Directory Specification asks.
-
-    Raises:
-        OSError: The user has no home folder, or a path names a user without one.
+    A relative `$XDG_CACHE_HOME` is ignored, as the XDG Base Directory Specification asks. Raises
+    OSError if the user has no home folder, or a path names a user without one.
     """
     given, users = os.environ.get("REPRO_CACHE"), Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:

@@ -18,14 +18,14 @@ def cores() -> int:
 
 def memory_bytes() -> int:
     """The memory of this machine, or of the container if that is less."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([physical, *(limit for limit, _ in _limits())])
+    return min([_physical_bytes(), *(limit for limit, _ in _limits())])
 
 
 def available_bytes() -> int:
     """Memory that can be allocated now; cached files count as free."""
     free = [max(0, limit - used) for limit, used in _limits()]
-    return min([_available_of_machine(), *free])
+    kib = _noted(_MEMINFO, "MemAvailable:")
+    return min([_physical_bytes() if kib is None else 1024 * kib, *free])
 
 
 def pinnable_bytes() -> int:
@@ -36,12 +36,17 @@ def pinnable_bytes() -> int:
     return max(0, available_bytes() - min(_MARGIN_BYTES, memory_bytes() // 16))
 
 
-def _available_of_machine() -> int:
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _noted(file: Path, name: str) -> int | None:
+    """The number behind a name in one of the system's files; None if it is not there."""
     try:
-        lines = _MEMINFO.read_text(encoding="utf-8").splitlines()
-        return int(dict(line.split(":", 1) for line in lines)["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        lines = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
+        return next(int(value) for key, value, *_ in lines if key == name)
+    except (OSError, ValueError, StopIteration):
+        return None
 
 
 def _limits() -> Iterator[tuple[int, int]]:
@@ -56,15 +61,7 @@ def _limits() -> Iterator[tuple[int, int]]:
                 taken = int((folder / used).read_text(encoding="utf-8"))
             except (OSError, ValueError):  # the file is missing, or says "max"
                 continue
-            yield most, max(0, taken - _cached_bytes(folder, cached))
-
-
-def _cached_bytes(folder: Path, name: str) -> int:
-    try:
-        lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
-        return int(dict(line.split(" ", 1) for line in lines)[name])
-    except (OSError, KeyError, ValueError):
-        return 0
+            yield most, max(0, taken - (_noted(folder / "memory.stat", cached) or 0))
 
 
 def _folders() -> set[Path]:

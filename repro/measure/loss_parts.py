@@ -74,24 +74,17 @@ _ROW_MEANS: tuple[Any, ...] = (
     F.triplet_margin_loss, F.triplet_margin_with_distance_loss,
 )  # fmt: skip
 _ANY_DIMS = (*_CLASS_MEANS, *_ROW_MEANS, losses.MultiMarginLoss, F.multi_margin_loss)
-_ELEMENT_WEIGHTS = (F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss)
 _OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index")
 
 
 @dataclass(frozen=True)
 class KnownLoss:
-    """One of torch's losses, called as ``loss_fn(outputs, targets)``.
+    """One of torch's losses, called as ``loss_fn(outputs, targets)``."""
 
-    Attributes:
-        reduction: ``"mean"``, ``"batchmean"`` or ``"sum"``.
-        hooked: Whether hooks of its own may change its result.
-    """
-
-    reduction: str
-    hooked: bool
+    reduction: str  # "mean", "batchmean" or "sum"
+    hooked: bool  # hooks of its own may change its result
     _by_class: bool
     _by_row: bool
-    _by_element: bool
     _same_dims: bool
     _weight: Tensor | None
     _broadcast: tuple[Tensor, ...]
@@ -116,9 +109,7 @@ class KnownLoss:
     def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
         """The divisor of each part's loss, None if it is the number of samples; waits, once.
 
-        Args:
-            targets: Targets of each part.
-            even: Whether all samples have the same number of elements.
+        With `even` all samples have the same number of elements.
         """
         each = [self.counts(part) for part in targets]
         if None not in [*each[:1]]:
@@ -133,14 +124,8 @@ class KnownLoss:
 
         Raises:
             LossShapeError: Outputs and targets have different numbers of dimensions.
-            UnsupportedLossError: The loss's `weight` or `pos_weight` has an entry for each sample
-                or element.
+            UnsupportedLossError: A weight of the loss has an entry for each sample or element.
         """
-        if self._by_element:
-            raise UnsupportedLossError(
-                "the loss has a weight for each element of the mini-batch, which micro-batches do "
-                "not have; give it in the targets, or use two_pass=True"
-            )
         if self._same_dims and targets.dim() > 0 and outputs.dim() != targets.dim():
             raise LossShapeError(
                 f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
@@ -158,15 +143,11 @@ class KnownLoss:
 def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
     """Read one of torch's losses: a module, a subclass with its `forward`, a function, a partial.
 
-    Returns:
-        None for any other loss.
-
-    Raises:
-        LossReductionError: Its reduction gives no scalar.
+    None for any other loss. A reduction that gives no scalar is a `LossReductionError`.
     """
     kind, options, hooked = _read(loss_fn)
-    by_class, by_row = _among(kind, _CLASS_MEANS), _among(kind, _ROW_MEANS)
-    known = by_class or by_row or _among(kind, _SAMPLE_MEANS)
+    by_class, by_row = kind in _CLASS_MEANS, kind in _ROW_MEANS
+    known = by_class or by_row or kind in _SAMPLE_MEANS
     if not known or {"input", "target"} & set(options):
         return None
     weight, pos_weight = options.get("weight"), options.get("pos_weight")
@@ -180,13 +161,12 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         raise LossReductionError(
             f"the loss has reduction={reduction!r} and gives no scalar; use 'mean' or 'sum'"
         )
-    same_dims = not _among(kind, _ANY_DIMS)
+    same_dims = kind not in _ANY_DIMS
     return KnownLoss(
         reduction,
         hooked,
         by_class,
         by_class or by_row or reduction == "batchmean",
-        weight is not None and _among(kind, _ELEMENT_WEIGHTS),
         same_dims,
         weight if by_class else None,
         tuple(w for w in (weight, pos_weight) if w is not None) if same_dims else (),
@@ -208,28 +188,17 @@ def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     return (base if inherited and "forward" not in vars(loss_fn) else None), options, hooked
 
 
-def _among(kind: Any, known: tuple[Any, ...]) -> bool:
-    return any(kind is one for one in known)
-
-
 # Any other loss
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A loss, and its gradient by the model's outputs.
+    """A loss, and its gradient by the model's outputs."""
 
-    Attributes:
-        loss: (), float64, without a graph.
-        gradients: By each output with samples; zeros for an unused output.
-        size: Largest output's size; rounding is relative to it if terms of the loss cancel.
-        inside: Whether the loss depends on no output, or on one without samples, such as a loss
-            that the model computes.
-    """
-
-    loss: Tensor
-    gradients: list[Tensor]
-    size: float
+    loss: Tensor  # (), float64, without a graph
+    gradients: list[Tensor]  # by each output with samples; zeros for an unused output
+    size: float  # of the largest output; rounding is relative to it if terms of the loss cancel
+    # The loss depends on no output, or on one without samples, such as a loss in the model.
     inside: bool
 
 
@@ -238,7 +207,6 @@ def evaluate(
     outputs: Any,
     *,
     samples: int | None = None,
-    probed: Iterable[int] | None = None,
     wide: bool = False,
 ) -> Evaluated:
     """Compute a loss of outputs without a graph, and its gradient by the outputs.
@@ -247,7 +215,6 @@ def evaluate(
         loss_of: The loss; receives copies of the outputs, which it may change in place.
         outputs: The model's outputs, on the device.
         samples: Outputs of this length have samples; None for all outputs with dimensions.
-        probed: Positions of the leaves to differentiate by, None for all.
         wide: Whether outputs of half precision become float32.
     """
     with torch.enable_grad():
@@ -255,10 +222,10 @@ def evaluate(
         for position, leaf in enumerate(leaves):
             if is_float(leaf):
                 leaf = leaf.detach().float() if wide and leaf.dtype in HALF else leaf.detach()
-                leaves[position] = leaf.requires_grad_(probed is None or position in probed)
+                leaves[position] = leaf.requires_grad_()
         copies = [leaf.clone() if is_float(leaf) else leaf for leaf in leaves]
         loss = loss_of(replaced(outputs, copies))
-        wanted = [leaf for leaf in leaves if is_float(leaf) and leaf.requires_grad]
+        wanted = [leaf for leaf in leaves if is_float(leaf)]
         return differentiated(loss, wanted, samples)
 
 
@@ -279,19 +246,12 @@ def differentiated(loss: Tensor, wanted: list[Tensor], samples: int | None = Non
 
 @dataclass(frozen=True)
 class Comparison:
-    """A mini-batch's loss, and the loss combined from its parts.
-
-    Attributes:
-        whole: The loss of the whole.
-        combined: The weighted sum of the parts' losses.
-        value: Relative difference of both losses; infinite if a part is not finite.
-        gradient: Relative difference of their gradients by the outputs.
-    """
+    """A mini-batch's loss, and the loss combined from its parts."""
 
     whole: float
-    combined: float
-    value: float
-    gradient: float
+    combined: float  # the weighted sum of the parts' losses
+    value: float  # relative difference of both losses; infinite if a part is not finite
+    gradient: float  # relative difference of their gradients by the outputs
 
 
 def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]) -> Comparison:
@@ -326,7 +286,7 @@ def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
 def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:
     """Largest difference of tensors relative to their norm.
 
-    None if they cannot be compared: counts or shapes differ, or a tensor is not finite.
+    None if counts or shapes differ, or a tensor is not finite.
     """
     if [a.shape for a in ours] != [b.shape for b in theirs]:
         return None
@@ -400,7 +360,7 @@ def fresh(tree: Any, device: torch.device) -> Any:
 def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
     """The parts' outputs concatenated, None if their shapes do not allow it.
 
-    `counts` are the parts' samples; without `counts` a part may have any number of rows.
+    `counts` are the parts' samples; without them a part may have any number of rows.
     """
     every = [leaves_of(output) for output in outputs]
     if len({len(leaves) for leaves in every}) != 1:

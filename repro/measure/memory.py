@@ -66,13 +66,7 @@ class _StorageFollower(TorchDispatchMode):
         self._on_growth = on_growth
         self._alive: dict[int, weakref.finalize] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = tensors_in((args, kwargs))
         for tensor in given:
             if isinstance(tensor, nn.Parameter):
@@ -89,16 +83,14 @@ class _StorageFollower(TorchDispatchMode):
         return result
 
     def follow(self, tensor: torch.Tensor, unless_of: Sequence[torch.Tensor] = ()) -> None:
-        """Count the storage of `tensor` until it is freed.
-
-        A view of one of `unless_of` is not new memory and is not counted.
-        """
+        """Count the storage of `tensor` until it is freed, unless it is that of `unless_of`."""
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return
         storage = tensor.untyped_storage()
         # The Python wrapper of a storage lives as long as the storage itself, views included.
         key = storage._cdata
-        if key in self._alive or any(_storage_key(other) == key for other in unless_of):
+        views = (o.untyped_storage()._cdata == key for o in unless_of if o.layout == torch.strided)
+        if key in self._alive or any(views):
             return
         size = storage.nbytes()
         self._alive[key] = weakref.finalize(storage, self._forget, key, size)
@@ -113,10 +105,6 @@ class _StorageFollower(TorchDispatchMode):
         for finalizer in list(self._alive.values()):  # a garbage collection may forget some
             finalizer.detach()
         self._alive.clear()
-
-
-def _storage_key(tensor: torch.Tensor) -> int | None:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
 
 
 _active_meters: list["MemoryMeter"] = []  # they share the allocator's peak counters
@@ -140,14 +128,11 @@ class MemoryMeter:
     """
 
     def __init__(self, device: torch.device | str = "cpu", resident: Resident = ()) -> None:
-        self.device = torch.device(device)
+        self.device = accelerator.resolve(device)
         self._queued = accelerator.is_accelerator(self.device)
-        if self._queued:
-            self.device = accelerator.resolve(self.device)
         self.start_bytes = 0
         self._resident = resident
         self._peak_bytes = self._peak_reserved_bytes = 0
-        self._active = False
         self._follower: _StorageFollower | None = None
 
     def __enter__(self) -> "MemoryMeter":
@@ -162,21 +147,14 @@ class MemoryMeter:
             _active_meters.append(self)
         else:
             self._follower = _StorageFollower(self._grown)
-            try:
-                for tensor in _tensors(self._resident):
-                    self._follower.follow(tensor)
-            except BudgetExceededError:
-                self._follower.stop()
-                self._follower = None
-                raise
+            for tensor in _tensors(self._resident):
+                self._follower.follow(tensor)
             self.start_bytes = self._follower.live_bytes
             self._follower.__enter__()
-        self._active = True
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._note_peaks()
-        self._active = False
         if self._follower is not None:
             self._follower.__exit__(*exception)
             self._follower.stop()
@@ -194,32 +172,31 @@ class MemoryMeter:
     @property
     def peak_bytes(self) -> int:
         """The most bytes alive at once since entry, up to the end of the block."""
-        if self._queued and self._active:
-            return max(self._peak_bytes, accelerator.max_memory_allocated(self.device))
+        self._note_peaks()
         return self._peak_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
         """The most bytes that the allocator held since entry, up to the end of the block."""
-        if not self._queued:
-            return self._peak_bytes
-        if self._active:
-            return max(self._peak_reserved_bytes, accelerator.max_memory_reserved(self.device))
+        self._note_peaks()
         return self._peak_reserved_bytes
 
     def _note_peaks(self) -> None:
-        self._peak_reserved_bytes = self.peak_reserved_bytes
-        self._peak_bytes = self.peak_bytes
+        if self in _active_meters:
+            live = accelerator.max_memory_allocated(self.device)
+            reserved = accelerator.max_memory_reserved(self.device)
+            self._peak_bytes = max(self._peak_bytes, live)
+            self._peak_reserved_bytes = max(self._peak_reserved_bytes, reserved)
 
     def _grown(self, live_bytes: int, size: int) -> None:
-        self._peak_bytes = max(self._peak_bytes, live_bytes)
+        self._peak_bytes = self._peak_reserved_bytes = max(self._peak_bytes, live_bytes)
 
 
 def comparable_peaks(meters: Sequence[MemoryMeter]) -> list[int]:
     """Peaks of several batch sizes, in bytes, for fitting a line and comparing with a limit.
 
-    Reserved bytes grow by whole segments, and live bytes stay below a limit that is met. Each
-    result is therefore its peak of live bytes plus the largest reserved excess of all meters.
+    Reserved bytes grow by whole segments, and live bytes stay below a limit that is met: each is
+    its peak of live bytes plus the largest reserved excess of all meters.
     """
     beside = max(meter.peak_reserved_bytes - meter.peak_bytes for meter in meters)
     return [meter.peak_bytes + beside for meter in meters]
@@ -241,13 +218,12 @@ _active_budgets: list["MemoryBudget"] = []
 
 
 class MemoryBudget(MemoryMeter):
-    """A memory limit for the code inside a ``with`` block.
+    """A memory limit of `limit_bytes`, 1 or more, for the code inside a ``with`` block.
 
-    On an accelerator the limit is this process's memory fraction, and applies to the bytes that
-    torch's allocator holds (`peak_reserved_bytes`), not to live tensors. On a CPU it is simulated:
-    an operation raises `BudgetExceededError`, a `torch.OutOfMemoryError`, if its result would bring
-    the live storages that `MemoryMeter` follows above the limit. The result that did not fit is
-    released before the error is raised.
+    On an accelerator the limit is on the bytes that torch's allocator holds in this process
+    (`peak_reserved_bytes`). On a CPU it is simulated: an operation raises `BudgetExceededError`, a
+    `torch.OutOfMemoryError`, if its result would bring the live storages that `MemoryMeter` follows
+    above the limit. The result that did not fit is released before.
 
     Example:
         >>> with MemoryBudget(limit_bytes=64 * 2**20, resident=model) as budget:
@@ -255,7 +231,7 @@ class MemoryBudget(MemoryMeter):
         >>> budget.peak_bytes
 
     Args:
-        limit_bytes: The most bytes that may be alive at once, at least 1.
+        limit_bytes: The most bytes that may be alive at once.
         device: ``cpu`` or an accelerator.
         resident: A module or tensors that occupy the device already (CPU only; an accelerator's
             allocator counts them).
@@ -322,8 +298,8 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
     caching allocator's, else the host memory available to this process (within its cgroup), with
     live bytes taken as 0.
     """
-    device = torch.device(device)
-    budgets = [b for b in _active_budgets if _same_device(b.device, device)]
+    device = accelerator.resolve(device)
+    budgets = [budget for budget in _active_budgets if budget.device == device]
     if accelerator.is_accelerator(device):
         free, total = accelerator.free_and_total_bytes(device)
         limit = min(total, free + accelerator.memory_reserved(device))
@@ -333,12 +309,6 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
         tightest = min(budgets, key=lambda budget: budget.limit_bytes - budget.live_bytes)
         return MemoryState(tightest.live_bytes, tightest.limit_bytes, simulated=True)
     return MemoryState(0, available_bytes())
-
-
-def _same_device(one: torch.device, other: torch.device) -> bool:
-    if one.type != other.type or not accelerator.is_accelerator(one):
-        return one.type == other.type
-    return accelerator.resolve(one) == accelerator.resolve(other)
 
 
 def _tensors(resident: Resident) -> Iterable[torch.Tensor]:
@@ -364,11 +334,7 @@ class LinearMemoryModel:
     def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "LinearMemoryModel":
         """Fit the line to measured peaks by least squares, in exact arithmetic.
 
-        Peaks on a line of whole numbers thus give that very line, and `largest_batch` is not one
-        too few at a limit that is met to the byte.
-
-        Raises:
-            ValueError: Fewer than two distinct batch sizes, or lists of unequal length.
+        Raises ValueError for fewer than two distinct batch sizes, or lists of unequal length.
         """
         if len(batch_sizes) != len(peak_bytes) or len(set(batch_sizes)) < 2:
             raise ValueError(

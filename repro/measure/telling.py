@@ -58,13 +58,7 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
 
 
 def one_of_each(batch: Batch, most: int, first: Iterable[int] = ()) -> list[int]:
-    """One sample for each integer in small targets.
-
-    Args:
-        batch: The mini-batch.
-        most: Most samples returned.
-        first: Integers that are looked for before all others.
-    """
+    """At most `most` samples, one for each integer in small targets; those in `first` first."""
     found: list[int] = []
     for path, whole in _strided(batch):
         if not _is_label(path, whole):
@@ -86,10 +80,7 @@ class Novelty(Generic[Item]):
     integer inputs, which may be tokens, only a lower negative one is new.
 
     Tensors on an accelerator are read when the next mini-batch comes, so that nothing waits, unless
-    `wait` is set.
-
-    Attributes:
-        values: Integers that occurred first in the last mini-batch.
+    `wait` is set. `values` are integers that occurred first in the last mini-batch.
     """
 
     def __init__(self, wait: bool = False) -> None:
@@ -104,10 +95,6 @@ class Novelty(Generic[Item]):
         """`item` if the mini-batch has new values, else None.
 
         If the mini-batch before lies on an accelerator and had new values, its item.
-
-        Args:
-            batch: The mini-batch.
-            item: Returned if this mini-batch has new values.
         """
         late, self._late = self._late, None
         self.values = set()

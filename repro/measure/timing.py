@@ -60,17 +60,14 @@ def time_interleaved(
     step, and most of a single kernel.
 
     Args:
-        functions: Operations by name.
+        functions: Operations by name, at least one.
         warmup: Rounds that are run and not recorded.
-        repeats: Recorded samples per function.
+        repeats: Recorded samples per function, at least 1.
         device: The device that runs them.
         queued: On an accelerator, leave the launches out: enough work is queued before that the
             whole call is queued by the time the device comes to it. A function may be called more
             than once in a round for that; a function that itself waits for the device, or launches
             for longer than 64 ms, is timed with its launches.
-
-    Raises:
-        ValueError: No function, `warmup` below 0 or `repeats` below 1.
     """
     if not functions or warmup < 0 or repeats < 1:
         raise ValueError(
@@ -78,12 +75,13 @@ def time_interleaved(
             f"{len(functions)} functions, warmup={warmup}, repeats={repeats}"
         )
     device = torch.device(device)
+    queues = accelerator.is_accelerator(device)
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
     ahead_s = dict.fromkeys(functions, _AHEAD_S if queued else 0.0)
     for round_number in range(warmup + repeats):
         names = list(functions)
         for name in names if round_number % 2 == 0 else reversed(names):
-            if accelerator.is_accelerator(device):
+            if queues:
                 sample, ahead_s[name] = _time_on(device, functions[name], ahead_s[name])
             else:
                 start = time.perf_counter()
@@ -91,13 +89,10 @@ def time_interleaved(
                 sample = time.perf_counter() - start, 0.0
             if round_number >= warmup:
                 samples[name].append(sample)
-    timings = {}
-    for name, pairs in samples.items():
-        elapsed_s, host_s = zip(*pairs, strict=True)
-        timings[name] = Timing(
-            elapsed_s, warmup, host_s if accelerator.is_accelerator(device) else ()
-        )
-    return timings
+    return {
+        name: Timing(tuple(s for s, _ in pairs), warmup, tuple(h for _, h in pairs if queues))
+        for name, pairs in samples.items()
+    }
 
 
 def _time_on(
@@ -105,9 +100,8 @@ def _time_on(
 ) -> tuple[tuple[float, float], float]:
     """Time a call on an accelerator behind `ahead_s` seconds of work, or more if that is too few.
 
-    Returns:
-        Seconds of the device and of the host, and the seconds of work to queue before the next
-        call: 0 if no amount suffices.
+    Returns seconds of the device and of the host, and the seconds of work to queue before the next
+    call: 0 if no amount suffices.
     """
     with accelerator.on(device):
         while True:
@@ -146,10 +140,7 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
     `memory_bytes`, and `threads` on a CPU; on an NVIDIA GPU `driver` and `memory_used_bytes` (of
     the whole card, by every process, as NVML reports it). A CPU's name includes the instruction set
     that torch uses: hosts give processors with and without AVX-512 the same name, although their
-    speed and last digits differ.
-
-    Raises:
-        ValueError: The device is neither ``cpu`` nor an accelerator that is present.
+    speed and last digits differ. A device that is not present is a ValueError.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -160,17 +151,7 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         }
-    there = accelerator.present()
-    count = accelerator.count(there) if there else 0
-    if device.type != there or (device.index or 0) >= count:
-        raise ValueError(
-            f"device {str(device)!r} is not available here; allowed are 'cpu'"
-            + (
-                f" and '{there}:0' to '{there}:{count - 1}'"
-                if there
-                else " (no accelerator is present)"
-            )
-        )
+    device = accelerator.resolve(device)
     name = accelerator.name(device)
     facts = {
         "type": device.type,
@@ -184,10 +165,8 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
-    try:
-        import pynvml  # the module of the nvidia-ml-py distribution
-    except ImportError:
-        return {"driver": "unknown (nvidia-ml-py is not installed)"}
+    import pynvml  # the module of the nvidia-ml-py distribution
+
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -24,9 +24,7 @@ class Snapshot:
     Kept are parameters, gradients, buffers and modes, and the generators of torch, numpy and
     Python; for modules of classes outside torch also the other attributes, with the tensors, arrays
     and generators in them, and in their tuples, lists, dictionaries, sets and deques. The content
-    of other objects is not kept.
-
-    Gradients are set aside until `restore`, so that none is copied.
+    of other objects is not kept. Gradients are set aside until `restore`, so that none is copied.
 
     Args:
         *roots: Modules; any other object, such as a function as the loss, is ignored.

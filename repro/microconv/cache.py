@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -39,23 +38,16 @@ class CacheWarning(UserWarning):
     """Results are kept in memory, since the default benchmark cache cannot be used."""
 
 
-@dataclass(frozen=True)
-class Key:
-    """A kernel's identity for measured times, as text: kernel, libraries, device, our code."""
-
-    text: str
-
-    @classmethod
-    def of(cls, kernel: Kernel) -> "Key":
-        """The key of a kernel on this machine, as readable JSON."""
-        facts = {
-            "kernel": kernel.facts(),
-            "backend": versions(kernel.device),
-            "device": _device(kernel.device),
-            "freed memory kept": freed_memory_is_kept(),
-            "code": _code(),
-        }
-        return cls(json.dumps(facts, sort_keys=True))
+def key_of(kernel: Kernel) -> str:
+    """A kernel's key on this machine, as JSON: all that affects its measured times."""
+    facts = {
+        "kernel": kernel.facts(),
+        "backend": versions(kernel.device),
+        "device": _device(kernel.device),
+        "freed memory kept": freed_memory_is_kept(),
+        "code": _code(),
+    }
+    return json.dumps(facts, sort_keys=True)
 
 
 @cache
@@ -136,30 +128,30 @@ class BenchmarkCache:
         with self._open() as connection:
             connection.executemany(command, rows)
 
-    def listing(self, key: Key, micro_batch: int) -> list[tuple[str, int]] | None:
+    def listing(self, key: str, micro_batch: int) -> list[tuple[str, int]] | None:
         """The algorithms and their workspace in bytes, None if not listed yet."""
         with self._open() as connection:
             command = f"SELECT algorithms FROM listings_1 {_WHERE}"
-            row = connection.execute(command, (key.text, micro_batch)).fetchone()
+            row = connection.execute(command, (key, micro_batch)).fetchone()
             return None if row is None else [(name, size) for name, size in json.loads(row[0])]
 
-    def store_listing(self, key: Key, micro_batch: int, algorithms: list[tuple[str, int]]) -> None:
+    def store_listing(self, key: str, micro_batch: int, algorithms: list[tuple[str, int]]) -> None:
         """Keep the algorithms of a micro-batch and their workspace."""
-        row = (key.text, micro_batch, json.dumps(algorithms))
+        row = (key, micro_batch, json.dumps(algorithms))
         self._write("INSERT OR REPLACE INTO listings_1 VALUES (?, ?, ?)", [row])
 
-    def times(self, key: Key, micro_batch: int) -> dict[str, list[float]]:
+    def times(self, key: str, micro_batch: int) -> dict[str, list[float]]:
         """The measured seconds by algorithm; an empty list for one that failed to run."""
         with self._open() as connection:
             command = f"SELECT algorithm, samples_s FROM times_1 {_WHERE}"
-            rows = connection.execute(command, (key.text, micro_batch)).fetchall()
+            rows = connection.execute(command, (key, micro_batch)).fetchall()
             return {algorithm: [*map(float, json.loads(samples))] for algorithm, samples in rows}
 
-    def store_times(self, key: Key, micro_batch: int, times: Mapping[str, list[float]]) -> None:
+    def store_times(self, key: str, micro_batch: int, times: Mapping[str, list[float]]) -> None:
         """Keep measured seconds by algorithm."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         rows: list[tuple[object, ...]] = [
-            (key.text, micro_batch, algorithm, json.dumps(samples), now)
+            (key, micro_batch, algorithm, json.dumps(samples), now)
             for algorithm, samples in times.items()
         ]
         self._write("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
@@ -185,7 +177,7 @@ class BenchmarkCache:
             rows = connection.execute("SELECT * FROM listings_1 ORDER BY 1, 2").fetchall()
         for key, micro_batch, algorithms in rows:
             listed = [(name, size) for name, size in json.loads(algorithms)]
-            yield key, micro_batch, listed, self.times(Key(key), micro_batch)
+            yield key, micro_batch, listed, self.times(key, micro_batch)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -50,14 +50,12 @@ class _IsTuned(type):
 class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
     """The type, for ``isinstance``, of an ``nn.Conv2d`` with divided kernels; see `tune`.
 
-    Its class stays ``nn.Conv2d``, which quantisation, ``torch.fx`` and others recognise; its
-    parameters, buffers, hooks and place in the model are unchanged. Torch computes all calls
-    outside its tuning: another image size, data type or device, a changed stride,
-    ``torch.compile``, ``torch.jit.script``, exported graphs, functional transforms, forward-mode
-    and second derivatives, and tensors of subclasses or sparse layouts.
+    Its class stays ``nn.Conv2d``, which quantisation, ``torch.fx`` and others recognise. Torch
+    computes all calls outside its tuning: another image size, data type or device, a changed
+    stride, ``torch.compile``, ``torch.jit.script``, exported graphs, functional transforms,
+    forward-mode and second derivatives, and tensors of subclasses or sparse layouts.
 
-    A shallow copy (``copy.copy``) shares the tuning, and with it the stride, padding and dilation
-    of the original; a deep copy has its own.
+    A shallow copy (``copy.copy``) shares the tuning and geometry of the original.
 
     Attributes:
         tuned: By signature of a call, then kind, the kernels.
@@ -119,13 +117,7 @@ def _kernels(
 ) -> TunedLayer | None:
     """The kernels for a call, None if torch should compute it or raise an error."""
     given = [tensor for tensor in (input, weight, bias) if tensor is not None]
-    plain = all(
-        type(tensor) in (torch.Tensor, nn.Parameter)
-        and tensor.layout == torch.strided
-        and tensor.device == given[0].device
-        for tensor in given
-    )
-    if not plain or input.device.type == "meta" or input.dim() != 4 or not len(input):
+    if not is_plain(*given) or input.dim() != 4 or not len(input):
         return None
     if module.geometry != geometry_of(module) or type(module)._conv_forward is not _OWN:
         return None
@@ -138,6 +130,17 @@ def _kernels(
     autocast = torch.is_autocast_enabled(input.device.type)
     same_type = autocast or all(tensor.dtype == input.dtype for tensor in given)
     return kernels if alike and same_type else None
+
+
+def is_plain(*tensors: Any) -> bool:
+    """Whether tensors are plain and strided ones, on one device and with memory."""
+    return all(
+        type(tensor) in (torch.Tensor, nn.Parameter)
+        and tensor.layout == torch.strided
+        and tensor.device == tensors[0].device
+        and tensor.device.type != "meta"
+        for tensor in tensors
+    )
 
 
 def is_replaced(module: nn.Conv2d) -> bool:

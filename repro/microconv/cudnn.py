@@ -13,6 +13,7 @@ import ctypes
 import threading
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -121,12 +122,7 @@ class CuDNNBackend(Backend):
         return dict(self._listed(kernel, b))[algorithm]
 
     def run(
-        self,
-        algorithm: str,
-        kernel: Kernel,
-        operands: Operands,
-        workspace: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        self, algorithm: str, kernel: Kernel, operands: Operands, workspace: torch.Tensor
     ) -> None:
         """Compute a micro-batch; see `backends.run`.
 
@@ -145,7 +141,7 @@ class CuDNNBackend(Backend):
         number = ALGORITHMS[kernel.kind][algorithm]
         with torch.cuda.device(kernel.device):
             stream = torch.cuda.current_stream().cuda_stream
-            _check(_library().cudnnSetStream(_handle(), stream), "cudnnSetStream")
+            _call("cudnnSetStream", _handle(), stream)
             call = getattr(_library(), _CALLS[kernel.kind])
             given = (*inputs[0], *inputs[1], d.conv, number, workspace.data_ptr())
             result = (ctypes.byref(beta), d.out, out.data_ptr())
@@ -160,8 +156,6 @@ class CuDNNBackend(Backend):
             unsupported = 3000 <= status < 4000 or status == _COMPILATION_FAILED
             unsupported = unsupported and status != _SUBLIBRARY_MISSING
             raise UnsupportedError(message) if unsupported else RuntimeError(message)
-        if bias is not None:
-            out += bias.view(-1, 1, 1)
 
 
 def deterministic() -> bool:
@@ -237,9 +231,9 @@ def _message(status: int) -> str:
     return f"{_library().cudnnGetErrorString(status).decode()} ({status})"
 
 
-def _check(status: int, call: str) -> None:
-    if status:
-        raise RuntimeError(f"cudnn: {call} failed: {_message(status)}")
+def _call(name: str, *arguments: object) -> None:
+    if status := getattr(_library(), name)(*arguments):
+        raise RuntimeError(f"cudnn: {name} failed: {_message(status)}")
 
 
 _handles = threading.local()
@@ -251,55 +245,46 @@ def _handle() -> ctypes.c_void_p:
     index = torch.cuda.current_device()
     if index not in known:
         known[index] = ctypes.c_void_p()
-        _check(_library().cudnnCreate(ctypes.byref(known[index])), "cudnnCreate")
+        _call("cudnnCreate", ctypes.byref(known[index]))
     return known[index]
 
 
-class _Descriptors:
+class _Descriptors(NamedTuple):
     """cuDNN's descriptions of the operands and the result, in `Kernel`'s order."""
 
-    def __init__(self, kernel: Kernel, b: int, half: bool) -> None:
-        conv = kernel.conv
-        data, layout = _DATA_TYPES[kernel.dtype], _LAYOUTS[kernel.layout]
-        filters = {"forward": 1, "backward_data": 1, "backward_filter": 2}[kernel.kind]
-        made = []
-        for position, shape in enumerate(kernel.shapes(b)):
-            if position == filters:
-                d = self._create("Filter")
-                self._set("Filter4d", d, data, layout, *shape)
-            else:
-                d = self._create("Tensor")
-                self._set("Tensor4d", d, layout, data, *shape)
-            made.append(d)
-        self.first, self.second, self.out = made
-        self.conv = self._create("Convolution")
-        compute = _DATA_TYPES[kernel.dtype if half or kernel.dtype == "float64" else "float32"]
-        geometry = (*conv.padding, *conv.stride, *conv.dilation)
-        self._set("Convolution2d", self.conv, *geometry, _CROSS_CORRELATION, compute)
-        math = _DEFAULT_MATH
-        if kernel.dtype in ("float16", "bfloat16"):
-            math = _TENSOR_OP_MATH
-        elif kernel.dtype == "float32" and kernel.math == "ieee":
-            math = _FMA_MATH
-        for call, value in (
-            ("cudnnSetConvolutionGroupCount", conv.groups),
-            ("cudnnSetConvolutionMathType", math),
-        ):
-            _check(getattr(_library(), call)(self.conv, value), call)
-
-    @staticmethod
-    def _create(what: str) -> ctypes.c_void_p:
-        descriptor = ctypes.c_void_p()
-        call = f"cudnnCreate{what}Descriptor"
-        _check(getattr(_library(), call)(ctypes.byref(descriptor)), call)
-        return descriptor
-
-    @staticmethod
-    def _set(what: str, *values: object) -> None:
-        call = f"cudnnSet{what}Descriptor"
-        _check(getattr(_library(), call)(*values), call)
+    first: ctypes.c_void_p
+    second: ctypes.c_void_p
+    out: ctypes.c_void_p
+    conv: ctypes.c_void_p
 
 
 @cache
 def _descriptors(kernel: Kernel, b: int, half: bool = False) -> _Descriptors:
-    return _Descriptors(kernel, b, half)
+    conv = kernel.conv
+    data, layout = _DATA_TYPES[kernel.dtype], _LAYOUTS[kernel.layout]
+    filters = 2 if kernel.kind == "backward_filter" else 1
+    first, second, out = (
+        _described("Filter", "4d", data, layout, *shape)
+        if position == filters
+        else _described("Tensor", "4d", layout, data, *shape)
+        for position, shape in enumerate(kernel.shapes(b))
+    )
+    compute = _DATA_TYPES[kernel.dtype if half or kernel.dtype == "float64" else "float32"]
+    geometry = (*conv.padding, *conv.stride, *conv.dilation)
+    convolution = _described("Convolution", "2d", *geometry, _CROSS_CORRELATION, compute)
+    math = _DEFAULT_MATH
+    if kernel.dtype in ("float16", "bfloat16"):
+        math = _TENSOR_OP_MATH
+    elif kernel.dtype == "float32" and kernel.math == "ieee":
+        math = _FMA_MATH
+    _call("cudnnSetConvolutionGroupCount", convolution, conv.groups)
+    _call("cudnnSetConvolutionMathType", convolution, math)
+    return _Descriptors(first, second, out, convolution)
+
+
+def _described(what: str, dimensions: str, *values: int) -> ctypes.c_void_p:
+    """A new descriptor, set to these values."""
+    descriptor = ctypes.c_void_p()
+    _call(f"cudnnCreate{what}Descriptor", ctypes.byref(descriptor))
+    _call(f"cudnnSet{what}{dimensions}Descriptor", descriptor, *values)
+    return descriptor

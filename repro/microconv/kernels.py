@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from operator import index
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from repro.measure.checks import is_whole
 
 KINDS = ("forward", "backward_data", "backward_filter")
 # Every workspace is a multiple of this, so that segments of a shared workspace stay aligned.
@@ -45,6 +44,7 @@ class Convolution:
 
     Raises:
         ValueError: The output would be empty, or a number is out of range.
+        TypeError: A number is not a whole one.
     """
 
     in_channels: int
@@ -58,14 +58,9 @@ class Convolution:
     groups: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            pair = name not in _NUMBERS
-            values = value if pair and isinstance(value, tuple | list) else [value]
-            if len(values) != 1 + pair or not all(map(is_whole, values)):
-                want = "(rows, columns)" if pair else "a whole number"
-                raise ValueError(f"{name} of a convolution is {value!r}; give {want}")
-            whole = tuple(map(int, values))  # JSON does not support numpy's numbers
-            object.__setattr__(self, name, whole if pair else whole[0])
+        for name, value in vars(self).items():  # numpy's numbers as Python's, which JSON supports
+            whole = index(value) if name in _NUMBERS else _pair(map(index, value))
+            object.__setattr__(self, name, whole)
         counts = (self.in_channels, self.out_channels, self.groups, *self.kernel_size)
         if min(*counts, *self.stride, *self.dilation) < 1 or min(self.padding) < 0:
             raise ValueError(f"{self}: sizes, strides and dilations start at 1, paddings at 0")
@@ -237,14 +232,7 @@ class Backend(Protocol):
         """Bytes of the listed workspace that the caller gives; the library allocates the rest."""
         return dict(self.algorithms(kernel, b))[algorithm]
 
-    def run(
-        self,
-        algorithm: str,
-        kernel: Kernel,
-        operands: Operands,
-        workspace: Tensor,
-        bias: Tensor | None = None,
-    ) -> None:
+    def run(self, algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
         """Compute a micro-batch; see `backends.run`."""
 
 

@@ -7,21 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from repro.measure import is_out_of_memory, time_interleaved
 from repro.microconv import backends
-from repro.microconv.cache import BenchmarkCache, Key
-from repro.microconv.conv import install, signature
+from repro.microconv.cache import BenchmarkCache, key_of
 from repro.microconv.cudnn import UnsupportedError
 from repro.microconv.kernels import Kernel, Operands, precision
 from repro.microconv.optimize import Candidate, least_workspace
 from repro.microconv.torch_backend import native
-from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of
 
 # An algorithm this many times slower than one that needs no more workspace is timed once.
 _HOPELESS = 3.0
@@ -66,11 +62,7 @@ class Trial:
 
 
 class Bench:
-    """Measures kernels with chosen backends, through a cache.
-
-    Operands are random; the buffers of a kernel are allocated once and reused. Successive calls
-    take successive pieces of the mini-batch, so that a small micro-batch does not stay in the
-    processor's cache.
+    """Measures kernels with chosen backends, through a cache, on random operands.
 
     Args:
         algorithms: Backends, and algorithms as ``BACKEND:ALGORITHM``; None for all available.
@@ -109,7 +101,7 @@ class Bench:
                 except the framework's own convolution.
         """
         listings = {b: self._listing(kernel, batch, b, cap_bytes) for b in sorted(sizes)}
-        key = Key.of(kernel)
+        key = key_of(kernel)
         known = {b: self.cache.times(key, b) for b in listings}
         missing = {
             b: {name: need for name, need in needs.items() if name not in known[b]}
@@ -147,7 +139,7 @@ class Bench:
         """The algorithms for micro-batches of `b`, with the bytes of each as a part."""
         listing = {}
         output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
-        key = Key.of(kernel)
+        key = key_of(kernel)
         listed = self.cache.listing(key, b)
         if listed is None:
             with _undisturbed(kernel.device):
@@ -223,11 +215,12 @@ class Bench:
                     # Out of device memory: it may run another time. Torch's own must run.
                     if name == backends.NATIVE or not is_out_of_memory(error):
                         raise
-            hopeful = {
-                (b, name): call
-                for (b, name), call in calls.items()
-                if samples[b].get(name) and self._hopeful(name, wanted[b], samples[b])
-            }
+            hopeful = {}
+            for (b, name), call in calls.items():
+                needs, taken = wanted[b], samples[b]
+                rivals = [s[0] for n, s in taken.items() if s and needs[n] <= needs[name]]
+                if taken.get(name) and taken[name][0] <= _HOPELESS * min(rivals):
+                    hopeful[b, name] = call
             if not hopeful:
                 return samples
             round_s = sum(samples[b][name][0] for b, name in hopeful)
@@ -244,16 +237,6 @@ class Bench:
         return samples
 
     @staticmethod
-    def _hopeful(
-        name: str, needs: Mapping[str, int], samples: Mapping[str, Sequence[float]]
-    ) -> bool:
-        return all(
-            samples[name][0] <= _HOPELESS * taken[0]
-            for other, taken in samples.items()
-            if taken and needs[other] <= needs[name]
-        )
-
-    @staticmethod
     def _once(call: Callable[[], object], kernel: Kernel, queued: bool = True) -> float:
         timed = time_interleaved(
             {"": call}, warmup=0, repeats=1, device=kernel.device, queued=queued
@@ -265,10 +248,10 @@ class Bench:
         name: str, kernel: Kernel, b: int, buffers: Operands, workspace: torch.Tensor
     ) -> Callable[[], object]:
         first, second, out = buffers
-        starts = itertools.cycle(range(0, max(1, len(first) // b) * b, b))
         if name == backends.NATIVE and b == len(first):
             return lambda: native(kernel, first, second, like=out)  # as if left to torch
-
+        # Pieces in turn, so that a small micro-batch does not stay in the processor's cache.
+        starts = itertools.cycle(range(0, max(1, len(first) // b) * b, b))
         return lambda: backends.run(name, kernel, kernel.piece(buffers, next(starts), b), workspace)
 
     def compare(self, kernel: Kernel, batch: int, parts: Sequence[tuple[int, str]]) -> Trial:
@@ -277,7 +260,7 @@ class Bench:
         Unlike in `candidates`, both allocate the output anew in each call, and all parts run one
         after the other.
         """
-        key = Key(f"{Key.of(kernel).text} in turns")
+        key = f"{key_of(kernel)} in turns"
         names = (f"division {list(parts)}", f"native beside {list(parts)}")
 
         def measure() -> Samples:
@@ -304,7 +287,7 @@ class Bench:
         return Trial(tuple(division_s), tuple(native_s))
 
     def _remembered(
-        self, key: Key, batch: int, names: Sequence[str], measure: Callable[[], Samples]
+        self, key: str, batch: int, names: Sequence[str], measure: Callable[[], Samples]
     ) -> list[list[float]]:
         """Samples of several times from the cache, else measured and stored."""
         known: Mapping[str, list[float]] = self.cache.times(key, batch)
@@ -331,7 +314,7 @@ class Bench:
             forms: Install the tuned and the untuned form, untimed.
             step: Runs the installed form.
         """
-        key = Key(f"{Key.of(one).text} {what}")
+        key = f"{key_of(one)} {what}"
         names = ("model divided", "native model")
 
         def measure() -> Samples:
@@ -351,34 +334,6 @@ class Bench:
         with _undisturbed(one.device):
             divided_s, native_s = self._remembered(key, 1, names, measure)
         return Trial(tuple(divided_s), tuple(native_s))
-
-
-@cache
-def call_overhead(device: str, training: bool) -> float:
-    """Extra seconds of a call of a tuned layer, compared with torch's layer.
-
-    Measured on one pixel, with every kernel left to torch, so that only the call differs.
-    """
-
-    def run(module: nn.Module) -> None:
-        with torch.set_grad_enabled(training):
-            result = module(input)
-        if training:
-            result.backward()
-
-    with _undisturbed(device):
-        plain, tuned = (nn.Conv2d(1, 1, 1, device="meta").to_empty(device=device) for _ in "ab")
-        input = torch.zeros(1, 1, 1, 1, device=device, requires_grad=training)
-        call = signature(input, tuned.weight)
-        kernels = {
-            kind: TunedKernel(kernel, 1, None, {}, 0, 0, 0, Workspace(device))
-            for kind, kernel in kernels_of(tuned, call).items()
-        }
-        install(tuned, call, kernels)
-        calls = {"plain": partial(run, plain), "tuned": partial(run, tuned)}
-        timed = time_interleaved(calls, warmup=10, repeats=50)
-    pairs = zip(timed["tuned"].samples_s, timed["plain"].samples_s, strict=True)
-    return max(0.0, statistics.median(tuned_s - plain_s for tuned_s, plain_s in pairs))
 
 
 @contextmanager

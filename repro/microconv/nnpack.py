@@ -9,7 +9,7 @@ import ctypes
 import os
 import platform
 import threading
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -22,21 +22,12 @@ from repro.microconv.kernels import (
     Kernel,
     Operands,
     aligned,
-    buffers_bytes,
-    carve,
 )
 
 # enum nnp_convolution_algorithm
 ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3, "implicit_gemm": 4}
 # The tile of each transform; a filter must fit into it.
 _LARGEST = {"ft8x8": 8, "ft16x16": 16, "wt8x8": 3, "implicit_gemm": 16}
-_STATUS = {
-    26: "unsupported algorithm",
-    51: "unsupported hardware",
-    52: "out of memory",
-    53: "the workspace is too small",
-    54: "the workspace is misaligned",
-}
 
 
 class _Size(ctypes.Structure):
@@ -76,7 +67,7 @@ class NNPACKBackend(Backend):
         shape = None if one is None else _forward_shape(one)
         if shape is None or one is None or one.dtype != "float32" or kernel.layout != "nchw":
             return []
-        ours = buffers_bytes(staging.buffers(kernel, b)) + _flipped_bytes(one)
+        ours = staging.nbytes(kernel, b) + _flipped_bytes(one)
         listed = []
         for name, tile in _LARGEST.items():
             if max(shape.kernel_size) > tile or (name == "wt8x8" and shape.kernel_size != (3, 3)):
@@ -86,30 +77,12 @@ class NNPACKBackend(Backend):
                 listed.append((name, ours + aligned(size.value)))
         return listed
 
-    def run(
-        self,
-        algorithm: str,
-        kernel: Kernel,
-        operands: Operands,
-        workspace: Tensor,
-        bias: Tensor | None = None,
-    ) -> None:
+    def run(self, algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
         """Compute a micro-batch; see `backends.run`."""
-        buffers = staging.buffers(kernel, len(operands[0]))
-        staged, rest = carve(workspace, buffers), workspace[buffers_bytes(buffers) :]
-        added = None if buffers else bias
-
-        def compute(one: Kernel, operands: Operands) -> None:
-            _run(algorithm, one, operands, rest, added)
-
-        staging.run(kernel, operands, staged, compute)
-        if buffers and bias is not None:
-            operands[2].add_(bias.view(-1, 1, 1))
+        staging.run(kernel, operands, workspace, partial(_run, algorithm))
 
 
-def _run(
-    algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor, bias: Tensor | None
-) -> None:
+def _run(algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
     """Compute a micro-batch of one group in float32.
 
     Raises:
@@ -126,15 +99,14 @@ def _run(
             row, column = divmod(tap, shape.kernel_size[1])
             # In this shape torch's copy needs no buffer, unlike for a plain transposed matrix.
             filters[None, :, :, row, column] = source[:, :, -1 - row, -1 - column].T[None]
-    # NNPACK always adds a bias.
-    bias = _zeros(shape.out_channels) if bias is None else bias
+    bias = _zeros(shape.out_channels)  # NNPACK always adds one
     pointers = tuple(tensor.data_ptr() for tensor in (first, filters, bias, out))
     size = ctypes.c_size_t(workspace.numel() - flipped)
     status = _call(algorithm, shape, len(first), (*pointers, workspace.data_ptr() + flipped), size)
     if status:
         raise RuntimeError(
             f"nnpack: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
-            f"of {len(first)}: {_STATUS.get(status, 'status')} ({status})"
+            f"of {len(first)}, with status {status} of nnpack.h"
         )
 
 
@@ -188,7 +160,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     convolution.argtypes += [pointer] * 3
     convolution.restype = number
     if status := initialize():
-        return None, f"nnpack: {_STATUS.get(status, 'not initialised')} on this CPU ({status})"
+        return None, f"nnpack: it does not support this CPU (status {status} of nnpack.h)"
     return library, None
 
 

@@ -137,10 +137,14 @@ def pareto_front(
     # WR, steps 1 and 2, for each of these limits M.
     single, total = _wr(batch, usable, limits)
     if not np.isfinite(total[batch]).any():
-        least = least_workspace(batch, usable)
+        if limit_bytes is None:
+            raise ValueError(
+                f"no sum of the micro-batch sizes {[*usable]} gives the mini-batch {batch}; add "
+                f"candidates of other sizes"
+            )
         raise ValueError(
             f"no division of the mini-batch of {batch} fits into {limit_bytes} bytes of workspace; "
-            f"the smallest limit that would work is {least} bytes"
+            f"the smallest limit that would work is {least_workspace(batch, usable)} bytes"
         )
     # WR, step 3: c(B) of each limit. D keeps those that no smaller workspace equals in time.
     front: list[Division] = []
@@ -238,18 +242,9 @@ def _usable(batch: int, candidates: Candidates) -> dict[int, list[Candidate]]:
 def least_workspace(batch: int, candidates: Candidates) -> int:
     """The smallest workspace in bytes of any division of the mini-batch.
 
-    Raises:
-        ValueError: There are no candidates, or their sizes cannot sum to the mini-batch.
+    Arguments and errors as in `best_division`.
     """
-    smallest = {s: ways[:1] for s, ways in _usable(batch, candidates).items()}
-    limits = sorted({way.workspace_bytes for (way,) in smallest.values()})
-    _, total = _wr(batch, smallest, limits)
-    if not (fits := np.flatnonzero(np.isfinite(total[batch]))).size:
-        raise ValueError(
-            f"no sum of the micro-batch sizes {sorted(smallest)} gives the mini-batch {batch}; "
-            f"add candidates of other sizes"
-        )
-    return int(limits[fits[0]])
+    return pareto_front(batch, candidates)[0].workspace_bytes
 
 
 def assign_workspaces(

@@ -22,11 +22,10 @@ class WorkspaceLimitError(ValueError):
         self.least_bytes, self.kernels = least, kernels
         largest = sorted(kernels, key=lambda name: -kernels[name])
         needs = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
-        more = f" and {len(largest) - 6} more" if len(largest) > 6 else ""
         each = "for each kernel" if mode == "WR" else "in all"
         super().__init__(
-            f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}: "
-            f"{needs} bytes{more}; the smallest limit that would do is {least} bytes: give "
+            f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}, "
+            f"such as: {needs} bytes; the smallest limit that would do is {least} bytes: give "
             f"that, or strict=False to leave torch's own convolution without a limit"
         )
 
@@ -68,17 +67,15 @@ class KernelReport:
     def row(self) -> tuple[str, ...]:
         """Its line of a report's table."""
         division = self.division
-        return (
-            self.layer,
-            self.kernel.kind,
-            str(self.batch),
-            str(division) if division else "torch's own",
-            f"{1e3 * self.time_s:.2f}",
-            f"{1e3 * self.native_s:.2f}",
-            f"{self.native_s / self.time_s:.2f}×" if self.time_s else "–",
-            f"{division.workspace_bytes / MIB:.2f}" if division else "–",
-            f"{self.native_bytes / MIB:.2f}",
-        )
+        what = self.layer, self.kernel.kind, str(self.batch), str(division or "torch's own")
+        times = (f"{1e3 * seconds:.2f}" for seconds in (self.time_s, self.native_s))
+        taken = f"{division.workspace_bytes / MIB:.2f}" if division else "–"
+        ratio = _ratio(self.native_s, self.time_s)
+        return (*what, *times, ratio, taken, f"{self.native_bytes / MIB:.2f}")
+
+
+def _ratio(slower_s: float, faster_s: float) -> str:
+    return f"{slower_s / faster_s:.2f}×" if faster_s else "–"
 
 
 @dataclass
@@ -144,10 +141,9 @@ class TuningReport:
             for row in rows
         ]
         each = "for each kernel" if self.mode == "WR" else "in all"
-        ratio = f"{self.native_s / self.time_s:.2f}×" if self.time_s else "–"
         lines += [
             f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms "
-            f"({ratio})",
+            f"({_ratio(self.native_s, self.time_s)})",
             f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}; "
             f"{self.allocated_bytes / MIB:.2f} MiB allocated",
             f"{self.measured} times measured in {self.benchmark_s:.2f} s, {self.cached} from the "

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from repro.measure.allocations import peak_allocation
 from repro.measure.untouched import untouched
-from repro.microconv.conv import is_replaced, signature
+from repro.microconv.conv import is_plain, is_replaced, signature
 from repro.microconv.kernels import KINDS, Kernel
 from repro.microconv.tuned_kernel import Signature, kernels_of
 
@@ -34,17 +34,11 @@ def check_model(model: Any, function: str) -> None:
     Raises:
         NotTunableError: `model` is no module.
     """
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        raise NotTunableError(
-            f"{function}() was given the class {model.__name__}; give a model of it, such as "
-            f"{model.__name__}()"
-        )
     if not isinstance(model, nn.Module):
         kind = getattr(model, "__name__", type(model).__name__)
         raise NotTunableError(
-            f"{function}() was given {kind}, which is no module, but changes layers and knows of "
-            "no mini-batch: tune the model first, and give that to whatever trains it (Micro-Batch "
-            "Streaming, dual-batch learning, θ-adaptive or out-of-core training)"
+            f"{function}() was given {kind}, which is no module but a class, a function or another "
+            "method's object: tune the model first, and give that to whatever trains it"
         )
 
 
@@ -178,7 +172,15 @@ def record_calls(
         hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
     try:
         with undisturbed(model, sample_input), torch.set_grad_enabled(training):
-            _run_first(model, sample_input)
+            try:
+                run_sample(model, sample_input)
+            except (TypeError, AttributeError) as problem:
+                reason = str(problem).partition("\n")[0]
+                raise NotTunableError(
+                    f"the model cannot be called with the sample, a {type(sample_input).__name__}: "
+                    f"{reason}. Give what the model is called with, and no labels: a tensor, a "
+                    "tuple or list of positional arguments, or a dictionary of keyword arguments"
+                ) from problem
     finally:
         for hook in hooks:
             hook.remove()
@@ -190,24 +192,6 @@ def run_sample(model: nn.Module, sample_input: Any) -> Any:
     if isinstance(sample_input, Mapping):
         return model(**sample_input)
     return model(*sample_input) if isinstance(sample_input, tuple | list) else model(sample_input)
-
-
-def _run_first(model: nn.Module, sample_input: Any) -> None:
-    """Call the model.
-
-    Raises:
-        NotTunableError: The call fails, for example since `forward` takes other arguments.
-    """
-    try:
-        run_sample(model, sample_input)
-    except (TypeError, AttributeError) as problem:
-        reason = str(problem).partition("\n")[0]
-        raise NotTunableError(
-            f"the model cannot be called with the sample, a {type(sample_input).__name__}: "
-            f"{reason}. Give what the model is called with, and no labels: a tensor, a tuple or "
-            "list of positional arguments, or a dictionary of keyword arguments; a list that is "
-            "one argument is ([...],), an array is torch.as_tensor(array)"
-        ) from problem
 
 
 def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
@@ -232,17 +216,13 @@ def _backward(
     return partial(torch.autograd.grad, outputs, wanted, ones, **options)
 
 
-def _reason(module: nn.Module, input: object) -> str | None:
+def _reason(module: nn.Module, input: Any) -> str | None:
     """The reason why a call is left to torch, None if it can be tuned."""
     if reason := _ineligible(module):
         return reason
-    if type(input) not in (torch.Tensor, nn.Parameter):
-        return f"its input is a {type(input).__name__}; a plain tensor is needed"
-    assert isinstance(input, torch.Tensor) and isinstance(module, nn.Conv2d)
-    if input.dim() != 4 or not len(input):
-        return f"its input has the shape {tuple(input.shape)}; a batch is needed"
-    if input.device.type == "meta" or input.layout != torch.strided:
-        return f"its input is {input.layout} on {input.device}, not strided and with memory"
+    assert isinstance(module, nn.Conv2d)
+    if not is_plain(input) or input.dim() != 4 or not len(input):
+        return "its input is no batch of images in a plain, strided tensor"
     try:
         kernels_of(module, signature(input, module.weight))
     except ValueError as problem:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from repro.microconv.kernels import Buffers, Kernel, Operands
+from repro.microconv.kernels import Buffers, Kernel, Operands, buffers_bytes, carve
 
 # With more groups, such as one per channel, torch's own convolution is far faster.
 MOST_GROUPS = 8
@@ -37,11 +37,15 @@ def of_one_group(kernel: Kernel) -> Kernel | None:
     return replace(kernel, conv=one, dtype=wide)
 
 
-def buffers(kernel: Kernel, b: int) -> Buffers:
-    """Both operands and the result of one group of a micro-batch; empty without staging."""
+def nbytes(kernel: Kernel, b: int) -> int:
+    """Bytes of workspace in which a micro-batch is staged; 0 without staging."""
+    return buffers_bytes(_buffers(kernel, b)) if is_staged(kernel) else 0
+
+
+def _buffers(kernel: Kernel, b: int) -> Buffers:
+    """Both operands and the result of one group of a micro-batch."""
     one = of_one_group(kernel)
-    if one is None or not is_staged(kernel):
-        return {}
+    assert one is not None
     return {
         name: (shape, one.torch_dtype) for name, shape in zip(_NAMES, one.shapes(b), strict=True)
     }
@@ -50,32 +54,33 @@ def buffers(kernel: Kernel, b: int) -> Buffers:
 def run(
     kernel: Kernel,
     operands: Operands,
-    staged: dict[str, Tensor],
-    compute: Callable[[Kernel, Operands], None],
+    workspace: Tensor,
+    compute: Callable[[Kernel, Operands, Tensor], None],
 ) -> None:
     """Compute a kernel group by group, or at once if it need not be staged.
 
     Args:
         kernel: The kernel.
         operands: See `backends.run`; a filter gradient accumulates in its own precision.
-        staged: Tensors of `buffers`.
-        compute: Called with the kernel of a group and its operands.
+        workspace: Its first `nbytes` are for staging.
+        compute: Called with the kernel of a group, its operands and the rest of the workspace.
     """
-    one = of_one_group(kernel)
-    if one is None or not is_staged(kernel):
-        compute(kernel, operands)
+    if not is_staged(kernel):
+        compute(kernel, operands, workspace)
         return
-    first, second, out = (staged[name] for name in _NAMES)
+    one, made = of_one_group(kernel), _buffers(kernel, len(operands[0]))
+    assert one is not None
+    first, second, out = carve(workspace, made).values()
+    rest = workspace[buffers_bytes(made) :]
+    axes = _AXES[kernel.kind]
     for group in range(kernel.conv.groups):
         pieces = [
             whole.narrow(axis, group * part.shape[axis], part.shape[axis])
-            for whole, part, axis in zip(
-                operands, (first, second, out), _AXES[kernel.kind], strict=True
-            )
+            for whole, part, axis in zip(operands, (first, second, out), axes, strict=True)
         ]
         first.copy_(pieces[0])
         second.copy_(pieces[1])
         if kernel.kind == "backward_filter":
             out.copy_(pieces[2])  # the sum over earlier micro-batches
-        compute(one, (first, second, out))
+        compute(one, (first, second, out), rest)
         pieces[2].copy_(out)

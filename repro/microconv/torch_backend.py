@@ -7,10 +7,9 @@ from torch import Tensor
 
 from repro.measure.allocations import peak_allocation
 from repro.microconv import staging
-from repro.microconv.algorithms import FFT, Algorithm, Direct, Im2col, Implicit, Winograd
+from repro.microconv.algorithms import Algorithm, Direct, Im2col, Implicit, Winograd
 from repro.microconv.kernels import (
     Backend,
-    Buffers,
     Kernel,
     Operands,
     aligned,
@@ -23,7 +22,6 @@ _WRITTEN: dict[str, Algorithm] = {
     "direct": Direct(),
     "im2col": Im2col(),
     "implicit": Implicit(),
-    "fft": FFT(),
     "winograd": Winograd(),
 }
 
@@ -65,7 +63,7 @@ class TorchBackend(Backend):
         one = staging.of_one_group(kernel)
         if kernel.layout == "nchw" and one is not None:
             listed += [
-                (name, buffers_bytes(_buffers(name, kernel, b)) + algorithm.hidden(one, b))
+                (name, _bytes(name, kernel, b))
                 for name, algorithm in _WRITTEN.items()
                 if algorithm.supports(one)
             ]
@@ -73,34 +71,26 @@ class TorchBackend(Backend):
 
     def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
         """Bytes of an algorithm's buffers; 0 for ``native``."""
-        return 0 if algorithm == "native" else buffers_bytes(_buffers(algorithm, kernel, b))
+        return 0 if algorithm == "native" else _bytes(algorithm, kernel, b)
 
-    def run(
-        self,
-        algorithm: str,
-        kernel: Kernel,
-        operands: Operands,
-        workspace: Tensor,
-        bias: Tensor | None = None,
-    ) -> None:
+    def run(self, algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
         """Compute a micro-batch; see `backends.run`."""
         first, second, out = operands
         if algorithm == "native":
-            result = native(kernel, first, second, bias, like=out)
+            result = native(kernel, first, second, like=out)
             if kernel.kind == "backward_filter":
                 out += result
             else:
                 out.copy_(result)
             return
-        buffers = carve(workspace, _buffers(algorithm, kernel, len(first)))
 
-        def compute(one: Kernel, operands: Operands) -> None:
+        def compute(one: Kernel, operands: Operands, rest: Tensor) -> None:
+            written = _WRITTEN[algorithm]
+            buffers = carve(rest, written.buffers(one, len(first)))
             with precision(one):  # it multiplies matrices, which have a separate setting
-                _WRITTEN[algorithm].run(one, *operands, buffers)
+                written.run(one, *operands, buffers)
 
-        staging.run(kernel, operands, buffers, compute)
-        if bias is not None:
-            out += bias.view(-1, 1, 1)
+        staging.run(kernel, operands, workspace, compute)
 
 
 @cache
@@ -114,11 +104,11 @@ def native_workspace(kernel: Kernel, b: int, _threads: int) -> int:
     return aligned(peak_allocation(lambda: native(kernel, first, second, like=out), kernel.device))
 
 
-def _buffers(algorithm: str, kernel: Kernel, b: int) -> Buffers:
-    """The buffers of an algorithm of this package, including buffers for staging."""
-    one = staging.of_one_group(kernel) if staging.is_staged(kernel) else kernel
+def _bytes(algorithm: str, kernel: Kernel, b: int) -> int:
+    """Bytes of the buffers of an algorithm of this package, including buffers for staging."""
+    one = staging.of_one_group(kernel)
     assert one is not None
-    return {**staging.buffers(kernel, b), **_WRITTEN[algorithm].buffers(one, b)}
+    return staging.nbytes(kernel, b) + buffers_bytes(_WRITTEN[algorithm].buffers(one, b))
 
 
 def native(

@@ -1,13 +1,12 @@
 """The kernels of a layer, each with its division, and their shared workspace."""
 
-import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -84,35 +83,36 @@ class TunedKernel:
     Attributes:
         kernel: The kernel.
         batch: The tuned mini-batch size.
-        parts: Its division; None leaves the kernel to torch.
-        candidates: Candidates of the division; other batch sizes are divided from them.
-        limit_bytes: Bytes that the division needs, including those inside torch's own convolution.
-        segment_bytes: Bytes of `workspace` that its parts need.
-        offset: Start of its segment in the workspace.
         workspace: Workspace shared with other kernels.
-        native_s: Seconds of torch's own convolution by batch size, which a division of that size
-            must beat; empty if divisions are used regardless of time.
+        offset: Start of its segment in the workspace.
+        division: Its division; None leaves the kernel to torch.
+        candidates: Candidates of the division; other batch sizes are divided from them.
     """
 
     kernel: Kernel
     batch: int
-    parts: Parts | None
-    candidates: dict[int, list[Candidate]]
-    limit_bytes: int
-    segment_bytes: int
-    offset: int
     workspace: Workspace
-    native_s: dict[int, float] = field(default_factory=dict)
+    offset: int = 0
+    division: Division | None = None
+    candidates: dict[int, list[Candidate]] = field(default_factory=dict)
     _others: dict[int, Parts | None] = field(default_factory=dict, repr=False)
 
-    def division(self, batch: int) -> Parts | None:
+    @cached_property
+    def segment_bytes(self) -> int:
+        """Bytes of the workspace for its parts; torch's own convolution uses none of it."""
+        parts = set(self.division.parts) if self.division else set()
+        return max((backends.given_bytes(n, self.kernel, size) for size, n in parts), default=0)
+
+    def parts(self, batch: int) -> Parts | None:
         """The parts for a batch size, None if it is left to torch.
 
         A size other than the tuned one, such as the last of an epoch, is divided from the same
         measurements; if their micro-batch sizes cannot sum to it, torch runs it.
         """
-        if batch == self.batch or self.parts is None:
-            return self.parts
+        if self.division is None:
+            return None
+        if batch == self.batch:
+            return self.division.parts
         if batch not in self._others:
             self._others[batch] = None
             with suppress(ValueError):
@@ -120,19 +120,9 @@ class TunedKernel:
                     size: [way for way in ways if self._fits(size, way)]
                     for size, ways in self.candidates.items()
                 }
-                best = best_division(batch, fitting, self.limit_bytes)
-                if best.time_s < self._native_s(batch):
-                    self._others[batch] = best.parts
+                limit = self.division.workspace_bytes
+                self._others[batch] = best_division(batch, fitting, limit).parts
         return self._others[batch]
-
-    def _native_s(self, batch: int) -> float:
-        """Seconds of torch's own convolution, interpolated and extrapolated from measured sizes."""
-        if not self.native_s:
-            return math.inf
-        sizes = sorted(self.native_s)
-        if batch > sizes[-1]:
-            return self.native_s[sizes[-1]] * batch / sizes[-1]
-        return float(np.interp(batch, [0, *sizes], [0.0, *(self.native_s[b] for b in sizes)]))
 
     def _fits(self, size: int, way: Candidate) -> bool:
         if way.algorithm == backends.NATIVE:
@@ -148,7 +138,7 @@ class TunedKernel:
         like: Tensor | None = None,
     ) -> Tensor:
         """Compute the kernel for a mini-batch of any size into a new tensor; see `native`."""
-        parts = self.division(len(first))
+        parts = self.parts(len(first))
         if parts is not None and deterministic():
             allowed = all(backends.permitted(name, self.kernel) for _, name in parts)
             parts = parts if allowed else None
@@ -160,12 +150,6 @@ class TunedKernel:
         with self.workspace.segment(self.offset, self.segment_bytes) as segment:
             backends.run_division(parts, self.kernel, first, second, out, segment, bias)
         return out
-
-
-def segment_bytes(kernel: Kernel, division: Division | None) -> int:
-    """The workspace to give to a division; torch's own convolution uses none of it."""
-    parts = [] if division is None else set(division.parts)
-    return max((backends.given_bytes(name, kernel, size) for size, name in parts), default=0)
 
 
 def kernels_of(module: nn.Conv2d, call: Signature) -> dict[str, Kernel]:

@@ -2,11 +2,10 @@
 
 import json
 import math
-import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -16,23 +15,23 @@ from torch import nn
 from repro.microconv import backends
 from repro.microconv.conv import install, uninstall
 from repro.microconv.kernels import Kernel
-from repro.microconv.measuring import Bench, Trial, call_overhead
+from repro.microconv.measuring import Bench, Trial
 from repro.microconv.optimize import (
     Candidate,
     Division,
     assign_workspaces,
-    best_division,
     micro_batch_sizes,
     pareto_front,
 )
 from repro.microconv.results import KernelReport, TuningReport, WorkspaceLimitError
 from repro.microconv.sampling import Call, Untunable, check_model, training_step, undisturbed
-from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of, segment_bytes
+from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of
 
 _ROUNDS = 4
 _MOST_TRIALS = 6  # of the whole model, to find the layers that make it faster
 
 _Key = tuple[Kernel, int]  # a kernel and its mini-batch size
+_Task = tuple[str, _Key]  # with the layer's name
 Layers = list[tuple[Call, dict[str, TunedKernel]]]
 
 
@@ -46,22 +45,6 @@ def untune(model: nn.Module) -> nn.Module:
     for module in model.modules():
         uninstall(module)
     return model
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One kernel of one call, to be tuned."""
-
-    call: Call
-    kernel: Kernel
-
-    @property
-    def key(self) -> _Key:
-        return self.kernel, self.call.batch
-
-    @property
-    def name(self) -> str:
-        return f"{self.call.name} {self.kernel.kind}"
 
 
 class Tuner:
@@ -96,21 +79,22 @@ class Tuner:
             WorkspaceLimitError: `strict`, and the limit cannot be met; the model is unchanged.
         """
         report = self.report
-        tasks = [_Task(call, kernel) for call in calls for kernel in call.kernels()]
+        tasks = [(call.name, (kernel, call.batch)) for call in calls for kernel in call.kernels()]
         if report.strict:
             with undisturbed(model, sample):
                 self._measure_others(others, training)
         with self._timed("benchmark_s"):
-            self._measure(tasks)
+            self._measure(list(dict.fromkeys(key for _, key in tasks)))
         # Under WD the workspace of a division that fails its trial is reassigned by solving again.
         for _ in range(_ROUNDS if report.mode == "WD" else 1):
             with self._timed("optimise_s"):
                 divisions = self._wr(tasks) if report.mode == "WR" else self._wd(tasks)
             with self._timed("benchmark_s"):
-                chosen = [self._try(*pair) for pair in zip(tasks, divisions, strict=True)]
+                pairs = zip(tasks, divisions, strict=True)
+                chosen = [self._try(*task, division) for task, division in pairs]
             failed = {
-                (task.key, str(division))
-                for task, division, entry in zip(tasks, divisions, chosen, strict=True)
+                (key, str(division))
+                for (_, key), division, entry in zip(tasks, divisions, chosen, strict=True)
                 if division is not None and entry.division is None
             }
             if failed <= self.failed:
@@ -132,17 +116,12 @@ class Tuner:
                 name = f"{other.name} {pass_}"
                 self.others[name] = max(taken, self.others.get(name, 0))
 
-    def _measure(self, tasks: Sequence[_Task]) -> None:
+    def _measure(self, keys: Sequence[_Key]) -> None:
         """Step 1 of WR for every kernel."""
-        keys = list(dict.fromkeys(task.key for task in tasks))
-        for number, (kernel, batch) in enumerate(keys, start=1):
+        for kernel, batch in keys:
             sizes = micro_batch_sizes(batch, self.report.policy)
             limit = self.report.limit_bytes
             self.measured[kernel, batch] = self.bench.candidates(kernel, batch, sizes, limit)
-            if sys.stderr.isatty():
-                end = "\n" if number == len(keys) else ""
-                done = f"\rmicroconv: {number} of {len(keys)} kernels measured\x1b[K"
-                print(done, end=end, file=sys.stderr, flush=True)
 
     def _wr(self, tasks: Sequence[_Task]) -> list[Division | None]:
         """WR: a division for each kernel, None for torch's own undivided convolution.
@@ -150,25 +129,23 @@ class Tuner:
         Raises:
             WorkspaceLimitError: `strict`, and a kernel exceeds the limit.
         """
-        limit = self.report.limit_bytes
-        solved = {key: self._best(*key) for key in dict.fromkeys(task.key for task in tasks)}
-        beyond = any(self._native(*key).workspace_bytes > limit for key in self.unfit)
-        if self.report.strict and (beyond or any(n > limit for n in self.others.values())):
+        solved = {key: self._best(key) for key in dict.fromkeys(key for _, key in tasks)}
+        taken = [*self.others.values(), *(self._native(k).workspace_bytes for k in self.unfit)]
+        if self.report.strict and max(taken, default=0) > self.report.limit_bytes:
             raise self._refusal(tasks)
-        return [solved[task.key] for task in tasks]
+        return [solved[key] for _, key in tasks]
 
-    def _best(self, kernel: Kernel, batch: int) -> Division | None:
+    def _best(self, key: _Key) -> Division | None:
         """The fastest division within the limit (WR), None if nothing fits."""
-        limit, key = self.report.limit_bytes, (kernel, batch)
-        with suppress(ValueError):
-            return best_division(batch, self._divisible(kernel, batch), limit)
-        if self.report.strict and self._native(kernel, batch).workspace_bytes > limit:
-            with suppress(ValueError):
-                division = best_division(batch, self.measured[key], limit)
-                self.own_divided.add(key)
-                return division
-        self.unfit.add(key)
-        return None
+        front = self._within(key, self._divisible(key))
+        too_much = self._native(key).workspace_bytes > self.report.limit_bytes
+        if not front and self.report.strict and too_much:
+            self.own_divided.add(key)
+            front = self._within(key, self.measured[key])
+        if not front:
+            self.unfit.add(key)
+            return None
+        return front[-1]
 
     def _wd(self, tasks: Sequence[_Task]) -> list[Division | None]:
         """WD: as in `_wr`, with one limit for all kernels.
@@ -176,37 +153,38 @@ class Tuner:
         Raises:
             WorkspaceLimitError: `strict`, and the kernels exceed the limit.
         """
-        strict, limit = self.report.strict, self.report.limit_bytes
-        limit -= sum(self.others.values()) if strict else 0
-        keys = dict.fromkeys(task.key for task in tasks)
+        strict = self.report.strict
+        limit = self.report.limit_bytes - (sum(self.others.values()) if strict else 0)
         whole: dict[_Key, Division] = {}
-        for key in keys:
-            native = self._native(*key)
+        fronts: dict[_Key, list[Division]] = {}
+        for key in dict.fromkeys(key for _, key in tasks):
+            native = self._native(key)
             whole[key] = Division(native.time_s, native.workspace_bytes if strict else 0, [])
-        fronts = {key: self._front(*key) for key in keys}
-        tries = [{key: [whole[key], *fronts[key]] for key in keys}]
+            fronts[key] = self._front(key)
+        tries = [{key: [whole[key], *front] for key, front in fronts.items()}]
         if self.min_gain == -math.inf:  # divisions are required, torch's own is the last resort
-            tries.insert(0, {key: fronts[key] or [whole[key]] for key in keys})
+            tries.insert(0, {key: front or [whole[key]] for key, front in fronts.items()})
         if strict:  # last, also divisions of torch's own
-            self.own_divided.update(keys)
-            every = {key: self._within(key, self.measured[key]) for key in keys}
-            tries.append({key: [whole[key], *fronts[key], *every[key]] for key in keys})
+            self.own_divided.update(fronts)
+            every = {key: self._within(key, self.measured[key]) for key in fronts}
+            tries.append({key: [whole[key], *fronts[key], *every[key]] for key in fronts})
         for options in tries:
             with suppress(ValueError):
-                choices = {index: options[task.key] for index, task in enumerate(tasks)}
+                choices = {index: options[key] for index, (_, key) in enumerate(tasks)}
                 shares = assign_workspaces(choices, max(0, limit))
                 self.spare = limit - sum(d.workspace_bytes for d in shares.values())
                 return [shares[index] if shares[index].parts else None for index in choices]
         raise self._refusal(tasks)
 
-    def _front(self, kernel: Kernel, batch: int) -> list[Division]:
+    def _front(self, key: _Key) -> list[Division]:
         """The divisions that WD may choose besides torch's own, undivided; often none."""
-        candidates = self._divisible(kernel, batch)
-        candidates[batch] = [w for w in candidates[batch] if w.algorithm != backends.NATIVE]
-        front = self._within((kernel, batch), candidates)
+        candidates = self._divisible(key)
+        whole = key[1]
+        candidates[whole] = [w for w in candidates[whole] if w.algorithm != backends.NATIVE]
+        front = self._within(key, candidates)
         if not front:
-            self.unfit.add((kernel, batch))
-        return [d for d in front if ((kernel, batch), str(d)) not in self.failed]
+            self.unfit.add(key)
+        return [division for division in front if (key, str(division)) not in self.failed]
 
     def _within(self, key: _Key, candidates: dict[int, list[Candidate]]) -> list[Division]:
         """The desirable divisions within the limit, none if nothing fits."""
@@ -216,18 +194,19 @@ class Tuner:
 
     def _refusal(self, tasks: Sequence[_Task]) -> WorkspaceLimitError:
         """The error that states the smallest sufficient limit."""
-        report, whole = self.report, self.report.mode == "WD"
-        needs = list(self.others.items())
-        for task in reversed(tasks):
-            sizes = micro_batch_sizes(task.call.batch, report.policy)
-            least = self.bench.least_bytes(*task.key, sizes)
-            needs.insert(0, (task.name, least))
-        beyond: dict[str, int] = {}
-        for name, size in needs:  # a layer that is called with two shapes occurs twice
-            if whole or size > report.limit_bytes:
-                known = beyond.get(name, 0)
-                beyond[name] = known + size if whole else max(known, size)
-        least = (sum if whole else max)(size for _, size in needs)
+        report = self.report
+        needs = []
+        for layer, (kernel, batch) in tasks:
+            sizes = micro_batch_sizes(batch, report.policy)
+            needs.append((f"{layer} {kernel.kind}", self.bench.least_bytes(kernel, batch, sizes)))
+        needs += self.others.items()
+        together: Callable[[Iterable[int]], int] = sum if report.mode == "WD" else max
+        beyond = {  # a layer that is called with two shapes occurs twice
+            name: together(n for other, n in needs if other == name)
+            for name, size in needs
+            if report.mode == "WD" or size > report.limit_bytes
+        }
+        least = together(size for _, size in needs)
         return WorkspaceLimitError(report.limit_bytes, report.mode, beyond, least)
 
     def _needed(self, key: _Key, division: Division) -> bool:
@@ -238,7 +217,7 @@ class Tuner:
         """
         if not self.report.strict:
             return False
-        native = self._native(*key).workspace_bytes
+        native = self._native(key).workspace_bytes
         if self.report.mode == "WR":
             return native > self.report.limit_bytes
         more = max(0, native - division.workspace_bytes)
@@ -247,43 +226,36 @@ class Tuner:
         self.spare -= more
         return False
 
-    def _divisible(self, kernel: Kernel, batch: int) -> dict[int, list[Candidate]]:
+    def _divisible(self, key: _Key) -> dict[int, list[Candidate]]:
         """Candidates of a division: without torch's own unless it was requested."""
         return {
             size: [way for way in ways if self.bench.admits(way.algorithm)]
-            for size, ways in self.measured.get((kernel, batch), {}).items()
+            for size, ways in self.measured[key].items()
         }
 
-    def _native(self, kernel: Kernel, batch: int) -> Candidate:
-        ways = self.measured[kernel, batch][batch]
-        return next(way for way in ways if way.algorithm == backends.NATIVE)
+    def _native(self, key: _Key) -> Candidate:
+        return next(w for w in self.measured[key][key[1]] if w.algorithm == backends.NATIVE)
 
-    def _try(self, task: _Task, division: Division | None) -> KernelReport:
+    def _try(self, layer: str, key: _Key, division: Division | None) -> KernelReport:
         """Keep a division that beats torch's own in a trial, or that the limit requires."""
-        kernel, batch = task.key
-        native = self._native(kernel, batch)
-        time_s = native_s = native.time_s
-        if division is not None and division.parts == [(batch, backends.NATIVE)]:
-            division = None
-        needed = division is not None and self._needed(task.key, division)
-        if division is not None and division.time_s > (1 - self.min_gain) * native.time_s:
-            division = division if needed else None
-        if division is not None:
-            trial = self.bench.compare(kernel, batch, division.parts)
-            time_s, native_s = trial.medians_s
-            if trial.ratio > 1 - self.min_gain and not needed:
-                division, time_s = None, native_s
-        names = {name for _, name in division.parts} if division else set()
-        return KernelReport(
-            layer=task.call.name,
-            kernel=kernel,
-            batch=batch,
-            division=division,
-            time_s=time_s,
-            native_s=native_s,
-            native_bytes=native.workspace_bytes,
-            error=max((backends.stated_error(name, kernel) for name in names), default=0.0),
-            needed=needed and division is not None,
+        kernel, batch = key
+        native = self._native(key)
+        left = KernelReport(
+            layer, kernel, batch, None, native.time_s, native.time_s, native.workspace_bytes, 0.0
+        )
+        if division is None or division.parts == [(batch, backends.NATIVE)]:
+            return left
+        needed = self._needed(key, division)
+        most = 1 - self.min_gain  # of torch's own time
+        if not needed and division.time_s > most * native.time_s:
+            return left
+        trial = self.bench.compare(kernel, batch, division.parts)
+        time_s, native_s = trial.medians_s
+        if not needed and trial.ratio > most:
+            return replace(left, time_s=native_s, native_s=native_s)
+        error = max(backends.stated_error(name, kernel) for _, name in division.parts)
+        return replace(
+            left, division=division, time_s=time_s, native_s=native_s, error=error, needed=needed
         )
 
     def _settle(
@@ -298,7 +270,6 @@ class Tuner:
         report = self.report
         remaining = iter(chosen)
         layers = [[next(remaining) for _ in call.kinds] for call in calls]
-        layers = [self._worth_a_call(entries) for entries in layers]
         made = self._make(calls, layers)  # before the model is changed: memory may run out
         if self.min_gain >= 0:
             with undisturbed(model, sample):  # restores an earlier tuning if the model raises
@@ -336,11 +307,8 @@ class Tuner:
         def trial(kept: Collection[int], base: Collection[int] | None = ()) -> Trial:
             forms = form(kept), form(base)
             first, second = (partial(_install, model, self._make(calls, one)) for one in forms)
-            divided = [
-                [f"{e.layer} {e.kernel.facts()} {e.division}" for entries in one for e in entries]
-                for one in forms
-            ]
-            text = sha256(json.dumps([model_text, divided]).encode()).hexdigest()
+            told = [f"{e.layer} {e.kernel} {e.division}" for one in forms for es in one for e in es]
+            text = sha256(json.dumps([model_text, told]).encode()).hexdigest()
             try:
                 return self.bench.compare_models(text, layers[0][0].kernel, (first, second), step)
             finally:
@@ -372,47 +340,27 @@ class Tuner:
             self.report.model = trial(kept, None)
         return form(kept)
 
-    def _worth_a_call(self, entries: list[KernelReport]) -> list[KernelReport]:
-        """Leave a layer to torch if its kernels gain less than a call from Python costs."""
-        forced = self.min_gain == -math.inf or any(entry.needed for entry in entries)
-        if forced or not any(entry.division for entry in entries):
-            return entries
-        kernel, saved_s = entries[0].kernel, sum(e.native_s - e.time_s for e in entries)
-        if saved_s >= call_overhead(kernel.device, len(entries) > 1):
-            return entries
-        return [_untied(entry) for entry in entries]
-
     def _make(self, calls: Sequence[Call], layers: Sequence[Sequence[KernelReport]]) -> Layers:
         """The kernels of the divided layers, with their workspace."""
         made: Layers = []
         offset = 0
         workspace = Workspace(calls[0].signature[3] if calls else "cpu")
         for call, entries in zip(calls, layers, strict=True):
-            by_kernel = {entry.kernel: entry for entry in entries}
+            divided = {entry.kernel: entry for entry in entries if entry.division}
+            if not divided:
+                continue
             tuned = {}
             for kind, kernel in kernels_of(call.module, call.signature).items():
-                entry, key = by_kernel.get(kernel), (kernel, call.batch)
-                division = entry.division if entry else None
-                # A kernel that must be divided to meet the limit is divided at other sizes, too.
-                beaten = self.min_gain > -math.inf and not (entry and entry.needed)
-                known = self.measured.get(key, {})
-                own = key in self.own_divided
-                tuned[kind] = TunedKernel(
-                    kernel=kernel,
-                    batch=call.batch,
-                    parts=division.parts if division else None,
-                    candidates=(known if own else self._divisible(*key)) if division else {},
-                    limit_bytes=division.workspace_bytes if division else 0,
-                    segment_bytes=segment_bytes(kernel, division),
-                    offset=offset,
-                    workspace=workspace,
-                    native_s=_native_times(known) if beaten else {},
-                )
+                tuned[kind] = TunedKernel(kernel, call.batch, workspace, offset)
+                if entry := divided.get(kernel):
+                    key = kernel, call.batch
+                    own = key in self.own_divided
+                    tuned[kind].division = entry.division
+                    tuned[kind].candidates = self.measured[key] if own else self._divisible(key)
                 end = offset + tuned[kind].segment_bytes
                 workspace.reserve(end)
                 offset = end if self.report.mode == "WD" else 0
-            if any(kernel.parts is not None for kernel in tuned.values()):
-                made.append((call, tuned))
+            made.append((call, tuned))
         if workspace.size:
             workspace.allocate()
         return made
@@ -425,16 +373,6 @@ class Tuner:
         if any(key not in self.unfit for key in keys):
             return "torch's own convolution is as fast"
         return "no division by the algorithms that were asked for fits into the limit"
-
-
-def _native_times(known: dict[int, list[Candidate]]) -> dict[int, float]:
-    """Seconds of torch's own convolution by micro-batch size."""
-    return {
-        size: way.time_s
-        for size, ways in known.items()
-        for way in ways
-        if way.algorithm == backends.NATIVE
-    }
 
 
 def _untied(entry: KernelReport) -> KernelReport:

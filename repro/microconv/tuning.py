@@ -3,19 +3,17 @@
 import os
 import warnings
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
 
 from repro.measure import accelerator, describe_device
-from repro.measure.checks import is_whole
 from repro.microconv import backends
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.kernels import Kernel
 from repro.microconv.measuring import Bench
-from repro.microconv.optimize import POLICIES
+from repro.microconv.optimize import POLICIES, limit_of
 from repro.microconv.results import TuningReport
 from repro.microconv.sampling import NotTunableError, check_model, check_tunable, record_calls
 from repro.microconv.tuner import Tuner
@@ -45,12 +43,10 @@ def tune(
     From then on every eligible ``nn.Conv2d`` runs the fastest division of its mini-batch (WR,
     section III-B, or WD, section III-C), and stays an ``nn.Conv2d``; `untune` undoes it. For finite
     operands results differ by at most the stated errors of the algorithms. Inf and NaN are never
-    hidden, so that a ``GradScaler`` skips the step, but FFT and Winograd turn Inf into NaN and
-    spread it over the sample's image.
+    hidden, but FFT and Winograd turn Inf into NaN and spread it over the sample's image.
 
-    If torch's own convolution is as fast within the limit, a kernel is left to torch: torch's
-    internal allocations are measured, and count as workspace. If they exceed the limit, the kernel
-    is divided or replaced, even if that is slower. A last trial runs the whole model, divided and
+    A kernel is left to torch where torch's own convolution is as fast within the limit; its
+    internal allocations are measured, and count. A last trial runs the whole model, divided and
     undivided, in turns: layers that do not make it faster are restored, unless the limit requires
     their division.
 
@@ -59,14 +55,12 @@ def tune(
     they run one after the other, instead of holding one each.
 
     Args:
-        model: The model, changed in place; parameters and hooks stay. A tuned model is untuned
-            first.
+        model: The model, changed in place; a tuned model is untuned first.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments of the
             model, with the mini-batch size, image size, data type and device to tune for. The
-            model is run with it, up to some dozens of times; changes to the model's modules, the
-            sample and generators are undone, even if a run raises.
-        workspace_limit: Bytes, of each kernel (WR) or of all together (WD). They hold for calls
-            like the sample's, with its mini-batch size or a smaller one.
+            model runs it up to some dozens of times; what that changes is undone.
+        workspace_limit: Bytes, of each kernel (WR) or of all together (WD), for calls like the
+            sample's, with its mini-batch size or a smaller one.
         policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
             `$REPRO_MICROCONV_POLICY`, else ``powerOfTwo``.
         mode: ``WR`` or ``WD``.
@@ -75,26 +69,22 @@ def tune(
         algorithms: Backends (``torch``, ``nnpack``, ``cudnn``) or single algorithms such as
             ``nnpack:ft8x8`` for divisions; None for all available. Under `strict` torch's own
             convolution is divided if none of these fits.
-        max_error: Leave out algorithms that state a larger error in float32, relative to the
-            largest magnitude of a result; a small element may have a larger relative error. From
-            1e-2 on cuDNN may sum float16 in float16 (``cudnn_half``).
-        training: Whether gradients are computed, and their kernels tuned; None for
-            ``model.training``.
+        max_error: Leave out algorithms that state a larger error; see `stated_error`. From 1e-2 on
+            cuDNN may sum float16 in float16 (``cudnn_half``).
+        training: Whether kernels of gradients are tuned; None for ``model.training``.
         devices: Accelerators of one kind, including the model's own, which measure micro-batch
             sizes at once (section III-B); None for only the model's own.
         min_gain: Share of time that a division must save in the trial; below 0 the whole model is
             not tried, and ``-math.inf`` takes the best division even if torch's own is faster.
-        cache: File of benchmark results, or a `BenchmarkCache`; ``"default"`` is
-            ``microconv.sqlite`` in `$REPRO_CACHE` or the user's cache folder, or memory if that
-            cannot be used; None keeps results in memory until the process ends.
+        cache: File of measurements, or a `BenchmarkCache`; ``"default"`` is ``microconv.sqlite`` in
+            `$REPRO_CACHE` or the user's cache folder; None keeps them until the process ends.
 
     Returns:
         The choice for each kernel, and the unchanged layers with reasons.
 
     Raises:
         NotTunableError: `model` is no module, cannot be called with the sample, has lazy layers or
-            convolutions on several devices, or `tune` is called within a mode that intercepts
-            operations.
+            convolutions on several devices; or a mode that intercepts operations is active.
         ValueError: An argument is not one of its choices.
         WorkspaceLimitError: A kernel cannot be held to the limit; the model is unchanged.
         BackendMissingError: A named backend is unavailable.
@@ -106,13 +96,10 @@ def tune(
         raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
     if mode not in MODES:
         raise ValueError(f"unknown mode {mode!r}; choose {', '.join(MODES)}")
-    if not is_whole(workspace_limit):
-        raise ValueError(f"workspace_limit is {workspace_limit!r}; give whole bytes, as 64 * 2**20")
-    if (workspace_limit := int(workspace_limit)) < 0:
-        raise ValueError(f"workspace_limit is {workspace_limit}; it must be at least 0 bytes")
-    if not (isinstance(max_error, Real) and max_error > 0):
+    workspace_limit = limit_of(workspace_limit, "workspace_limit")
+    if not max_error > 0:
         raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
-    if not (isinstance(min_gain, Real) and min_gain < 1):
+    if not min_gain < 1:
         raise ValueError(f"min_gain is {min_gain!r}; give a share of time below 1")
     alike = _one_kind(devices)
     store = _open_cache(cache)
@@ -175,16 +162,11 @@ def _open_cache(cache: BenchmarkCache | str | os.PathLike[str] | None) -> Benchm
         return cache
     if cache is None:
         return _MEMORY
-    if not isinstance(cache, str | os.PathLike):
-        raise CacheError(f"cache is {cache!r}; give a file, a BenchmarkCache, or None for memory")
     if cache != "default":
         return BenchmarkCache(cache)
     try:
         return BenchmarkCache(default_path())
     except CacheError as error:  # the user did not ask for this file
-        warnings.warn(
-            f"{error}; results are kept in memory until the process ends",
-            CacheWarning,
-            stacklevel=3,
-        )
+        told = f"{error}; results are kept in memory until the process ends"
+        warnings.warn(told, CacheWarning, stacklevel=3)
         return _MEMORY

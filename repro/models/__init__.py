@@ -43,11 +43,10 @@ def build(name: str, **options: Any) -> nn.Module:
         **options: Options of the function: `num_classes`, `width`, ...
 
     Raises:
-        ValueError: The name, or an option of one of our own functions, is unknown; or an option's
-            value is not allowed.
+        ValueError: The name or an option is unknown, or an option's value is not allowed.
     """
     if name.startswith(_TORCHVISION):
-        return _build_torchvision(name, options)
+        return _build_torchvision(name.removeprefix(_TORCHVISION), options)
     known = [other for other in __all__ if other not in _OTHERS]
     if name not in known:
         raise ValueError(
@@ -68,14 +67,12 @@ def build(name: str, **options: Any) -> nn.Module:
 def _build_torchvision(name: str, options: dict[str, Any]) -> nn.Module:
     from repro._torchvision import torchvision  # slow to import
 
-    models = torchvision.models
-    known = models.list_models(module=models)
-    short = name.removeprefix(_TORCHVISION)
-    if short not in known:
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
         raise ValueError(
-            f"torchvision {torchvision.__version__} has no classifier {short!r}: choose "
+            f"torchvision {torchvision.__version__} has no classifier {name!r}: choose "
             f"{_TORCHVISION} and one of {', '.join(known)}"
         )
     if "num_classes" in options:
         check_at_least(1, num_classes=options["num_classes"])
-    return models.get_model(short, weights=None, **options)
+    return torchvision.models.get_model(name, weights=None, **options)

@@ -6,16 +6,22 @@ from repro.measure.checks import is_whole
 
 
 def check_at_least(minimum: int, **options: int) -> None:
-    """Refuse options, by their names, that are no integers of at least `minimum`.
-
-    Raises:
-        ValueError: The first such option.
-    """
+    """Refuse the first option, by its name, that is no integer of at least `minimum`."""
     for name, value in options.items():
         if not is_whole(value, minimum):
             raise ValueError(
                 f"{name} is {value!r}, but must be a whole number of at least {minimum}: "
                 f"pass {name}={minimum} or more"
+            )
+
+
+def check_form(step: int, rest: int = 0, **options: int) -> None:
+    """Refuse an option, by its name, that is no multiple of `step` plus `rest`."""
+    for name, value in options.items():
+        if over := (value - rest) % step:
+            raise ValueError(
+                f"{name} is {value}, but must be {step} n + {rest}: pass {name}={value - over} or "
+                f"{name}={value - over + step}"
             )
 
 

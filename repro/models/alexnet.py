@@ -8,15 +8,13 @@ version without groups.
 import torch
 from torch import nn
 
-from repro.models._shared import check_at_least
+from repro.models._shared import check_at_least, check_form
 
 
 class AlexNet(nn.Module):
     """Five convolutions, three of them in two groups, and three fully connected layers.
 
-    Args:
-        num_classes: Size of the output.
-        width: Filters of the first convolution, a multiple of 6; the others are in proportion.
+    The other convolutions have filters in proportion to the `width` of the first.
 
     Raises:
         ValueError: An option is below 1, or `width` no multiple of 6.
@@ -24,8 +22,7 @@ class AlexNet(nn.Module):
 
     def __init__(self, num_classes: int = 1000, width: int = 96) -> None:
         check_at_least(1, num_classes=num_classes, width=width)
-        if width % 6:
-            raise ValueError(f"width is {width}; give a multiple of 6, such as 96 of the paper")
+        check_form(6, width=width)
         super().__init__()
         second, third, hidden = width * 8 // 3, width * 4, width * 128 // 3
         self.features = nn.Sequential(

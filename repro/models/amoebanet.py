@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.models._shared import check_at_least
+from repro.models._shared import check_at_least, check_form
 
 Pair = tuple[int, int]
 
@@ -230,11 +230,5 @@ def amoebanet_d(
     check_at_least(1, num_classes=num_classes, in_channels=in_channels)
     check_at_least(3, num_layers=num_layers)
     check_at_least(8, num_filters=num_filters)  # else a stem cell's bottleneck has no channels
-    cells_per_group, remainder = divmod(num_layers, 3)
-    if remainder:
-        below = 3 * cells_per_group
-        raise ValueError(
-            f"num_layers is {num_layers}, but must be a multiple of 3, for three groups of equal "
-            f"length: pass num_layers={below} or num_layers={below + 3}"
-        )
-    return AmoebaNet(num_classes, cells_per_group, num_filters // 4, in_channels)
+    check_form(3, num_layers=num_layers)  # three groups of equal length
+    return AmoebaNet(num_classes, num_layers // 3, num_filters // 4, in_channels)

@@ -50,8 +50,8 @@ class XceptionBlock(nn.Module):
 class AtrousPyramid(nn.Module):
     """Atrous spatial pyramid pooling: five parallel views of the same features (figure 2).
 
-    The views are a 1x1 convolution, three separable convolutions of growing atrous rates, and the
-    mean over the image; a 1x1 convolution combines them into one map.
+    A 1x1 convolution combines them: a 1x1 convolution, three separable convolutions of growing
+    atrous rates, and the mean over the image.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -84,8 +84,7 @@ class DeepLabV3Plus(nn.Module):
     an image of 513x513; the authors' model zoo states 54.17 billion.
 
     In training the mean over the image leaves BatchNorm one value for each image and channel, so
-    that a mini-batch of one image raises PyTorch's ValueError (the paper's have 16 images); in
-    evaluation it works.
+    that a mini-batch of one image raises PyTorch's ValueError (the paper's have 16 images).
 
     Differs from the paper: the paper states no dropout; here a dropout of 0.1 follows the pyramid,
     as in the authors' code. BatchNorm and ReLU follow both parts of every separable convolution; in

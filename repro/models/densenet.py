@@ -7,7 +7,7 @@ Source: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional
 import torch
 from torch import nn
 
-from repro.models._shared import check_at_least
+from repro.models._shared import check_at_least, check_form
 
 
 class _DenseLayer(nn.Module):
@@ -25,14 +25,9 @@ class _DenseLayer(nn.Module):
 class DenseNet(nn.Module):
     """Three dense blocks of equal length with transitions that halve the resolution.
 
-    Convolutions start from He's normal distribution, as in the paper's section 4.2.
-
-    Args:
-        depth: Layers with weights: 3 blocks of (depth - 4) / 3 convolutions, 1 at the start, 2
-            transitions, 1 classifier.
-        growth: k, maps that each layer adds.
-        num_classes: Number of logits.
-        in_channels: Channels of the images.
+    `depth` counts the layers with weights: 3 blocks of (depth - 4) / 3 convolutions, 1 at the
+    start, 2 transitions, 1 classifier. Each layer adds `growth` maps, k. Convolutions start from
+    He's normal distribution, as in the paper's section 4.2.
 
     Raises:
         ValueError: (depth - 4) is not divisible by 3, or a number is too small.
@@ -42,8 +37,7 @@ class DenseNet(nn.Module):
         super().__init__()
         check_at_least(7, depth=depth)
         check_at_least(1, growth=growth, num_classes=num_classes, in_channels=in_channels)
-        if (depth - 4) % 3:
-            raise ValueError(f"depth is {depth}, but must be 3 n + 4: choose 40, 100 or 7, 10, 13")
+        check_form(3, 4, depth=depth)
         channels = 16
         parts: list[nn.Module] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)]
         for block in range(3):

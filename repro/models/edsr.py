@@ -29,17 +29,12 @@ class _Block(nn.Module):
 class EDSR(nn.Module):
     """A convolution, residual blocks with a skip over all of them, sub-pixel upsampling.
 
-    The defaults are the paper's final model (table 1), 40.7 M parameters at x2.
+    The defaults are the paper's final model (table 1), 40.7 M parameters at x2: B = `blocks` and
+    F = `width`. `scale` is the factor of the sides: 1 (restores at the same size), 2, 3, 4 or 8.
+    `residual_scale` is the factor of each block's residual; 1 for the smaller baseline model.
 
     Differs from the paper: images lie in [0, 1], not 0 to 255; 0.5 is subtracted at the start and
     added at the end, instead of DIV2K's mean.
-
-    Args:
-        blocks: Residual blocks B.
-        width: Features F.
-        scale: Factor of the sides: 1 (restores at the same size), 2, 3, 4 or 8.
-        channels: Channels of the images.
-        residual_scale: Factor of each block's residual; 1 for the smaller baseline model.
 
     Raises:
         ValueError: An option is not allowed.

@@ -124,8 +124,7 @@ class Pix2PixHD(nn.Module):
     def forward(self, labels: torch.Tensor) -> torch.Tensor:
         """Map label maps (B, in_channels, H, W) to images (B, out_channels, H, W) in [-1, 1].
 
-        Raises:
-            ValueError: H or W is no multiple of `multiple`, or below `smallest`.
+        Raises ValueError if H or W is no multiple of `multiple`, or below `smallest`.
         """
         height, width = labels.shape[2:]
         if height % self.multiple or width % self.multiple or min(height, width) < self.smallest:
@@ -140,14 +139,10 @@ class Pix2PixHD(nn.Module):
     ) -> torch.Tensor:
         """The generator's loss: equation 5, with least squares for the GAN.
 
-        Feature matching is the mean over scales, as in the authors' code (equation 5 has the sum),
-        of the sum over the layers before the last. The discriminators' parameters get gradients,
-        too: clear them before training the discriminators.
-
-        Args:
-            labels: The label maps, (B, in_channels, H, W).
-            real: Their images, (B, out_channels, H, W).
-            fake: The images of `forward`, (B, out_channels, H, W).
+        Of label maps (B, in_channels, H, W), their real images and those of `forward`, both
+        (B, out_channels, H, W). Feature matching is the mean over scales, as in the authors' code
+        (equation 5 has the sum), of the sum over the layers before the last. The discriminators'
+        parameters get gradients, too: clear them before training the discriminators.
         """
         of_fake = self.discriminator(labels, fake)
         with torch.no_grad():
@@ -167,7 +162,7 @@ class Pix2PixHD(nn.Module):
     ) -> torch.Tensor:
         """The discriminators' loss: least squares, over 2, summed over scales.
 
-        Arguments and output are those of `generator_loss`. No gradient reaches `fake`.
+        No gradient reaches `fake`.
         """
         of_fake = self.discriminator(labels, fake.detach())
         of_real = self.discriminator(labels, real)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.models._shared import check_at_least, conv_bn, conv_bn_relu
+from repro.models._shared import check_at_least, check_form, conv_bn, conv_bn_relu
 
 # Called with (in_channels, channels, stride); a block is returned with its output channels.
 MakeShortcut = Callable[[int, int, int], nn.Module]
@@ -62,9 +62,7 @@ def basic_block(
         conv_bn(in_channels, channels, 3, stride), nn.ReLU(inplace=True),
         conv_bn(channels, channels, 3),
     )  # fmt: skip
-    same_shape = stride == 1 and in_channels == channels
-    short = nn.Identity() if same_shape else shortcut(in_channels, channels, stride)
-    return ResidualBlock(residual, short), channels
+    return _block(residual, in_channels, channels, stride, shortcut)
 
 
 def bottleneck_block(in_channels: int, channels: int, stride: int) -> tuple[nn.Module, int]:
@@ -79,24 +77,24 @@ def bottleneck_block(in_channels: int, channels: int, stride: int) -> tuple[nn.M
         conv_bn(channels, channels, 3, stride), nn.ReLU(inplace=True),
         conv_bn(channels, out_channels, 1),
     )  # fmt: skip
+    return _block(residual, in_channels, out_channels, stride, _projection)
+
+
+def _block(
+    residual: nn.Module, in_channels: int, out_channels: int, stride: int, shortcut: MakeShortcut
+) -> tuple[nn.Module, int]:
     same_shape = stride == 1 and in_channels == out_channels
-    short = nn.Identity() if same_shape else _projection(in_channels, out_channels, stride)
+    short = nn.Identity() if same_shape else shortcut(in_channels, out_channels, stride)
     return ResidualBlock(residual, short), out_channels
 
 
 class ResNet(nn.Module):
     """A 3x3 convolution, stages of residual blocks, global average pooling, a linear layer.
 
-    Each stage after the first halves the feature map and doubles the channels. The convolutions
-    start from N(0, 2 / fan-out), He et al. 2015 (arXiv:1502.01852), equation 14, as in section 3.4;
-    the linear layer has PyTorch's initial weights.
-
-    Args:
-        block: Makes a block, such as `basic_block`.
-        blocks_per_stage: Number of blocks of each stage.
-        num_classes: Number of outputs.
-        in_channels: Channels of the images.
-        width: Channels of the stem and inner channels of the first stage's blocks.
+    The stem has `width` channels, as the inner ones of the first stage's blocks. Each further stage
+    halves the feature map and doubles the channels; `block` makes a block, such as `basic_block`.
+    The convolutions start from N(0, 2 / fan-out), He et al. 2015 (arXiv:1502.01852), equation 14,
+    as in section 3.4; the linear layer has PyTorch's initial weights.
     """
 
     def __init__(
@@ -139,27 +137,17 @@ def resnet_cifar(
     """Build a CIFAR ResNet of any depth: section 4.2, three stages of n basic blocks each.
 
     Shortcuts are parameter-free (option A). Parameters with width 16 and 10 classes, table 6:
-    depth 20: 0.27 M, 32: 0.46 M, 44: 0.66 M, 56: 0.85 M, 110: 1.7 M, 1202: 19.4 M.
-
-    Args:
-        depth: Number of weighted layers, 6n + 2: 8, 14, 20, 26, 32, ...
-        num_classes: Number of outputs.
-        in_channels: Channels of the images, which may have any size (the paper's are 32x32).
-        width: Channels of the first stage; the others have 2 and 4 times as many.
+    depth 20: 0.27 M, 32: 0.46 M, 44: 0.66 M, 56: 0.85 M, 110: 1.7 M, 1202: 19.4 M. `depth` is the
+    number of weighted layers, 6n + 2. The stages have `width`, 2 and 4 times as many channels.
+    Images may have any size (the paper's are 32x32).
 
     Raises:
         ValueError: `depth` is not 6n + 2 with n of at least 1, or another option is below 1.
     """
     check_at_least(8, depth=depth)
-    blocks, remainder = divmod(depth - 2, 6)
-    if remainder:
-        below = 6 * blocks + 2
-        raise ValueError(
-            f"depth is {depth}, but must be 6n + 2, for three stages of n blocks of two "
-            f"convolutions: pass depth={below} or depth={below + 6}"
-        )
+    check_form(6, 2, depth=depth)  # three stages of n blocks of two convolutions
     block = partial(basic_block, shortcut=IdentityShortcut)
-    return ResNet(block, (blocks,) * 3, num_classes, in_channels, width)
+    return ResNet(block, (depth // 6,) * 3, num_classes, in_channels, width)
 
 
 def resnet20(num_classes: int = 10, in_channels: int = 3, width: int = 16) -> ResNet:

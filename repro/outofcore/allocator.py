@@ -1,7 +1,6 @@
-"""Simulated allocators: best fit with caching, and virtual chunks.
+"""Simulated allocators, exact over sequences of requests: best fit with caching, and chunks.
 
-Source: Hayakawa and Narihira, section 4. Both are exact over sequences of requests, so that
-fragmentation can be studied without a device; `native` is the real chunked allocator.
+Source: Hayakawa and Narihira, section 4; `native` is the real chunked allocator.
 
 Terms, in bytes: *requested* by live requests; *allocated* to them, rounding included; *reserved*
 from the device; *internal* fragmentation is allocated less requested, *cached* is reserved less
@@ -58,18 +57,8 @@ class _Allocator:
         """Allocated less requested bytes: lost to rounding up, within live blocks."""
         return self.allocated_bytes - self.requested_bytes
 
-    @property
-    def cached_bytes(self) -> int:
-        """Reserved less allocated bytes: taken from the device, but free."""
-        return self.reserved_bytes - self.allocated_bytes
-
     def malloc(self, name: Hashable, nbytes: int) -> None:
-        """Hand out bytes.
-
-        Raises:
-            OutOfMemory: The bytes do not fit; the allocator stays unchanged.
-            AllocatorError: The name is live, or the size is invalid.
-        """
+        """Hand out bytes, or raise OutOfMemory and stay unchanged."""
         _check_size(f"the request for {name!r}", nbytes)
         if name in self._live:
             raise AllocatorError(f"{name!r} is live already: free it, or use another name")
@@ -81,11 +70,7 @@ class _Allocator:
             self.peaks[quantity] = max(peak, getattr(self, quantity))
 
     def free(self, name: Hashable) -> None:
-        """Free the bytes that were handed out under a name.
-
-        Raises:
-            AllocatorError: The name is not live.
-        """
+        """Free the bytes that were handed out under a name."""
         if name not in self._live:
             raise AllocatorError(f"{name!r} is not live: it was freed, or never asked for")
         taken, nbytes = self._live.pop(name)
@@ -119,14 +104,10 @@ def _check_size(what: str, nbytes: object) -> None:
 
 
 class FreePieces:
-    """Free pieces of segments, each (bytes, segment, offset), joined with their neighbours.
-
-    Attributes:
-        by_size: All pieces, ascending.
-    """
+    """Free pieces of segments, each (bytes, segment, offset), joined with their neighbours."""
 
     def __init__(self) -> None:
-        self.by_size: list[tuple[int, int, int]] = []
+        self.by_size: list[tuple[int, int, int]] = []  # all pieces, ascending
         self._starts: dict[tuple[int, int], int] = {}  # bytes, by where a piece starts
         self._ends: dict[tuple[int, int], int] = {}  # and by where it ends
 
@@ -186,17 +167,13 @@ class BestFitAllocator(_Allocator):
     splits it if enough is left (`ALIGNMENT` bytes in the small pool, more than `small_bytes` in the
     large one); it joins freed neighbours of a segment, and keeps segments. If the device has no
     more memory, all wholly free segments go back to it and the request is tried once more.
+    `map_operations` counts segments taken from the device or given back.
 
-    Differs from torch: there is one stream, on which freed memory is reusable at once; expandable
-    segments and options that are off by default (largest size to split, garbage collection) are
-    left out.
+    Differs from torch: there is one stream, and no expandable segments or options that are off.
 
     Args:
         capacity_bytes: Bytes that the device has for segments; None for no limit.
         scale: Factor on all of torch's sizes, for a device with proportionally less memory.
-
-    Attributes:
-        map_operations: Segments taken from the device or given back.
     """
 
     def __init__(self, capacity_bytes: int | None = None, scale: float = 1.0) -> None:
@@ -212,12 +189,6 @@ class BestFitAllocator(_Allocator):
         self._free = {True: FreePieces(), False: FreePieces()}  # of the small and the large pool
         self._segments: dict[int, int] = {}  # bytes by address
         self._next = 0
-
-    @property
-    def blocks(self) -> dict[Hashable, tuple[int, int]]:
-        """(address, bytes) of each live block; segments do not overlap."""
-        blocks = {name: block for name, (block, _) in self._live.items()}
-        return {name: (b.segment + b.offset, b.nbytes) for name, b in blocks.items()}
 
     def _take(self, nbytes: int) -> tuple[Block, int]:
         size = aligned(nbytes)
@@ -284,7 +255,6 @@ class ChunkedAllocator(_Allocator):
 
     Attributes:
         maps: Chunks mapped into a range; `unmaps` from one; `map_operations` is the sum.
-        chunks_created: Physical chunks; none is given back unless `release_cached` is called.
         ranges_reused: Requests that took a freed range unchanged.
     """
 
@@ -313,19 +283,6 @@ class ChunkedAllocator(_Allocator):
         self._shared: dict[int, tuple[int, ...]] = {}
         self._pieces = FreePieces()
         self._next = 0
-
-    @property
-    def shared_chunks(self) -> int:
-        """Number of chunks that are shared now."""
-        return len(self._shared)
-
-    @property
-    def blocks(self) -> dict[Hashable, tuple[int, ...]]:
-        """The chunks' numbers of each live block, in order; small blocks may share a chunk."""
-        return {
-            name: self._shared[taken.segment] if isinstance(taken, Block) else taken
-            for name, (taken, _) in self._live.items()
-        }
 
     def _take(self, nbytes: int) -> tuple[Any, int]:
         if nbytes > self.small_bytes:
@@ -387,24 +344,12 @@ class ChunkedAllocator(_Allocator):
         self._frees += 1
         return len(chunks) * self.chunk_bytes
 
-    def release_cached(self) -> None:
-        """Unmap all freed ranges, and give all unused chunks back to the device."""
-        while self._freed:
-            self._unmap(next(iter(self._freed)))
-        self._unmapped.clear()
-        self.reserved_bytes = self.allocated_bytes
-
 
 _A = TypeVar("_A", bound=_Allocator)
 
 
 def replay(allocator: _A, events: Iterable[Event]) -> _A:
-    """Run requests and their ends through an allocator, and return it.
-
-    Raises:
-        OutOfMemory: A request does not fit; earlier requests stay live.
-        AllocatorError: The events contradict themselves.
-    """
+    """Run requests and their ends through an allocator, and return it."""
     for name, nbytes in events:
         if nbytes is None:
             allocator.free(name)

@@ -6,7 +6,6 @@ distances; and demand paging. None copies a variable that is dead or unchanged o
 favours these baselines.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise, product
@@ -15,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.outofcore.bounds import check_budget
-from repro.outofcore.plan import Draft, SwapPlan
-from repro.outofcore.schedule import fastest
-from repro.outofcore.sequence import Action, Kind, Trace
+from repro.outofcore.plan import SwapPlan
+from repro.outofcore.schedule import Cycle, fastest
+from repro.outofcore.sequence import Kind, Trace
 
 _PASSES = 8
 
@@ -27,16 +26,11 @@ class DoesNotFit(ValueError):
 
 
 def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Swap in a variable when a function needs it; swap out the least recently used.
-
-    Raises:
-        BudgetTooSmall: One function alone needs more than the budget.
-    """
+    """Swap in a variable when a function needs it; swap out the least recently used."""
     check_budget(trace, budget_bytes)
-    run = _Run(trace, budget_bytes, "on demand")
-    for a, function in enumerate(trace.functions):
-        run.leaves[a] = list(function.variables)
-    return run.plan()
+    run = _Rules(trace, budget_bytes, "on demand")
+    run.leaves = [[*range(a, b)] for a, b in pairwise(run.first)]
+    return run.planned()
 
 
 def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
@@ -47,19 +41,18 @@ def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
     function waits until it is swapped out. All other variables stay.
 
     Raises:
-        BudgetTooSmall: One function alone needs more than the budget.
         DoesNotFit: The variables that stay need more than the budget.
     """
     check_budget(trace, budget_bytes)
     n = len(trace.functions)
-    run = _Run(trace, budget_bytes, "vdnn", eager=True)
+    run = _Rules(trace, budget_bytes, "vdnn", eager=True)
     for name in trace.lifetimes:
         used = trace.accesses[name]
         length, a, b = max(((b - a, a, b) for a, b in pairwise(used)), default=(0, 0, 0))
         if length > 2:
-            run.leaves[a].append(name)
-            run.enters[(b - 1) % n].append(name)
-    return run.plan()
+            run.leaves[a].append(run.use(name, a))
+            run.enters[(b - 1) % n].append(run.use(name, b % n))
+    return run.planned()
 
 
 def fixed_distance(
@@ -82,18 +75,15 @@ def fixed_distance(
     """
     check_budget(trace, budget_bytes)
     if swapout_threshold < 1 or swapin_ahead < 1:
-        raise ValueError(
-            f"swapout_threshold is {swapout_threshold} and swapin_ahead {swapin_ahead}: give "
-            "whole numbers of functions, 1 or more"
-        )
+        raise ValueError(f"the distances are {swapout_threshold}, {swapin_ahead}: give 1 or more")
     n = len(trace.functions)
-    run = _Run(trace, budget_bytes, f"fixed distance {swapout_threshold}, {swapin_ahead}")
+    run = _Rules(trace, budget_bytes, f"fixed distance {swapout_threshold}, {swapin_ahead}")
     for name, a, b, ends, _ in trace.gaps:
         if ends or b - a > swapout_threshold:
-            run.leaves[a].append(name)
+            run.leaves[a].append(run.use(name, a))
             if not ends:
-                run.enters[max(a + 1, b - swapin_ahead) % n].append(name)
-    return run.plan()
+                run.enters[max(a + 1, b - swapin_ahead) % n].append(run.use(name, b % n))
+    return run.planned()
 
 
 def tune_fixed_distance(
@@ -114,9 +104,7 @@ def tune_fixed_distance(
     plans = _that_fit(trace, budget_bytes)
     best = fastest(plans, times, bandwidth, latency_s)
     if best is None:
-        raise DoesNotFit(
-            f"no pair of distances fits the budget of {budget_bytes} bytes: raise the budget"
-        )
+        raise DoesNotFit(f"no pair of distances fits {budget_bytes} bytes: raise the budget")
     return best
 
 
@@ -126,11 +114,11 @@ def _that_fit(trace: Trace, budget_bytes: int) -> Iterator[SwapPlan]:
             yield fixed_distance(trace, budget_bytes, 2**threshold, 2**ahead)
 
 
-class _Run(Draft):
+class _Rules(Cycle):
     """Fixed rules for each function, applied to iteration after iteration until they repeat.
 
-    `enters` are swapped in before a function, and `leaves` may be released after it. Releases are
-    delayed until their memory is needed, oldest first, unless `eager`.
+    Variables of `enters` are swapped in before a function, those of `leaves` may be released after
+    it: when their memory is needed, or with `eager` before the next function.
     """
 
     def __init__(
@@ -138,107 +126,57 @@ class _Run(Draft):
     ) -> None:
         super().__init__(trace, budget_bytes)
         self.scheduler, self.eager = scheduler, eager
-        self.enters: list[list[str]] = [[] for _ in range(self.n)]
-        self.leaves: list[list[str]] = [[] for _ in range(self.n)]
-        self.alive, self.valid = set(trace.persistent), set(trace.persistent)
-        self.reserved: dict[str, int] = {}
-        self.queue: deque[tuple[str, int]] = deque()
+        # Numbers of uses: of those for which variables enter, and after which they leave.
+        self.enters: list[list[int]] = [[] for _ in range(self.n)]
+        self.leaves: list[list[int]] = [[] for _ in range(self.n)]
 
-    def plan(self) -> SwapPlan:
-        """Return the plan once an iteration starts in the state of the one before.
+    def use(self, name: str, function: int) -> int:
+        """Return the number of a variable's use by a function."""
+        first = self.first[function]
+        return first + self.trace.functions[function].variables.index(name)
+
+    def entering(self, a: int) -> Iterator[tuple[Kind, int]]:
+        """Yield the variables to bring in before f_a, and how."""
+        number = a - self.start
+        instances = self.instances[a // self.n % 2]
+        uses = [*self.enters[number], *range(self.first[number], self.first[number + 1])]
+        wanted = {instances[use]: self.read[use] for use in reversed(uses)}
+        for x in wanted:
+            self.reserved.pop(x, None)
+        while self.eager and self.queue:
+            self.release_oldest(self.before[number])
+        for use in uses:
+            x = instances[use]
+            if self.alive[x] and not self.device[x]:
+                yield (Kind.SWAP_IN if wanted[x] else Kind.ALLOCATE), x
+
+    def leaving(self, a: int) -> list[int]:
+        """Return the uses at f_a after which variables may leave."""
+        passed = a // self.n * len(self.function)
+        return [passed + use for use in self.leaves[a - self.start]]
+
+    def release_oldest(self, actions: list[tuple[Kind, int]]) -> None:
+        """Carry out the oldest reserved swap-out.
+
+        Raises:
+            DoesNotFit: None is reserved.
+        """
+        if not self.queue:
+            number = self.at - self.start
+            raise DoesNotFit(
+                f"the schedule '{self.scheduler}' holds {self.used} bytes at function {number} "
+                f"({self.trace.functions[number].name}), of which it releases none; the budget is "
+                f"{self.budget} bytes"
+            )
+        super().release_oldest(actions)
+
+    def planned(self) -> SwapPlan:
+        """Return the plan.
 
         Raises:
             DoesNotFit: The plan needs more than the budget, or the iterations never repeat.
         """
-        for cycle in range(_PASSES):
-            start = (self.device.copy(), self.valid.copy(), self._waiting(cycle))
-            self.carried: set[str] = set()
-            self.clear()
-            self.start = cycle * self.n
-            for number in range(self.n):
-                self._function(self.start + number, number)
-            for name in self.trace.ending[0]:  # variables that die with the last function
-                if self.trace.lifetimes[name][1] == self.n:
-                    self._die(name)
-            if start == (self.device, self.valid, self._waiting(cycle + 1)):
-                carried = self.carried
-                return self.written(self.scheduler, start[0], start[1] | carried, carried)
-        raise DoesNotFit(f"the schedule '{self.scheduler}' does not settle in {_PASSES} iterations")
-
-    def _waiting(self, cycle: int) -> list[tuple[str, int]]:
-        return [
-            (name, after - cycle * self.n)
-            for name, after in self.queue
-            if self.reserved.get(name) == after
-        ]
-
-    def _die(self, name: str) -> None:
-        self.free(name)
-        self.alive.discard(name)
-        self.valid.discard(name)
-        self.reserved.pop(name, None)
-
-    def _function(self, a: int, number: int) -> None:
-        function, sizes = self.trace.functions[number], self.sizes
-        for name in self.trace.ending[number]:
-            self._die(name)
-        wanted = [name for name in self.enters[number] if name in self.alive]
-        wanted += [name for name in function.variables if name in self.alive]
-        for name in wanted:
-            self.reserved.pop(name, None)
-        while self.eager and self.queue:
-            self._release_oldest(number)
-        for name in dict.fromkeys(wanted):
-            self._take(number, name)
-        born = [name for name in function.variables if name not in self.alive]
-        self._make_room(number, sum(sizes[name] for name in born))
-        for name in born:
-            self.alive.add(name)
-            self.allocate(name)
-        self.valid.difference_update(function.outputs)
-        for name in self.leaves[number]:
-            ends = self.trace.lifetimes[name][1] if name not in self.trace.persistent else None
-            if ends != number + 1:
-                self.reserved[name] = a
-                self.queue.append((name, a))
-
-    def _needed(self, name: str, after: int) -> bool:
-        """Whether the value is still needed after function `after` of an iteration."""
-        used = self.trace.accesses[name]
-        birth = self.trace.lifetimes.get(name, (-1, 0))[0]
-        following = next((b for b in used if b > after), None)
-        if after < birth or following is None:
-            return True
-        return name in self.trace.functions[following].inputs
-
-    def _take(self, number: int, name: str) -> None:
-        if name in self.device:
-            return
-        self._make_room(number, self.trace.sizes[name])
-        kind = Kind.SWAP_IN if self._needed(name, number - 1) else Kind.ALLOCATE
-        self.before[number].append(Action(kind, name))
-        self.allocate(name)
-
-    def _make_room(self, number: int, nbytes: int) -> None:
-        while self.used + nbytes > self.budget:
-            if not self.queue:
-                function = self.trace.functions[number].name
-                raise DoesNotFit(
-                    f"the schedule '{self.scheduler}' holds {self.used} bytes at function {number} "
-                    f"({function}) and needs {nbytes} more than it may release; the budget is "
-                    f"{self.budget} bytes"
-                )
-            self._release_oldest(number)
-
-    def _release_oldest(self, number: int) -> None:
-        name, after = self.queue.popleft()
-        if self.reserved.get(name) != after:
-            return  # cancelled meanwhile
-        del self.reserved[name]
-        if name not in self.valid and self._needed(name, after % self.n):
-            self.after[after % self.n].append(Action(Kind.SWAP_OUT, name))
-            self.valid.add(name)
-            if after < self.start:
-                self.carried.add(name)
-        self.before[number].append(Action(Kind.RELEASE, name))
-        self.free(name)
+        plan = self.settled(_PASSES)
+        if plan is None:
+            raise DoesNotFit(f"the schedule '{self.scheduler}' does not settle in {_PASSES} passes")
+        return plan

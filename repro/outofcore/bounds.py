@@ -24,11 +24,8 @@ _NEVER = -1
 class BudgetTooSmall(ValueError):
     """No schedule exists within a budget, since one function alone needs more.
 
-    Attributes:
-        function: Its name: in a trace the largest function; in training the first not to fit.
-        needed_bytes: The bytes of its variables. For a trace this is the smallest sufficient
-            budget; in training, later functions may need more.
-        budget_bytes: The budget.
+    `function` names it: in a trace the largest, in training the first not to fit. `needed_bytes`
+    are those of its variables; in training, later functions may need more than these.
     """
 
     def __init__(
@@ -69,18 +66,8 @@ def bound(
 
     It is valid for every plan that `SwapPlan.verify` accepts and `SwapPlan.simulate` repeats: for
     any order of copies of whole variables, and any choice of resident variables. The best schedule
-    may take longer, since the bound treats the choices of two functions as independent.
-
-    Args:
-        trace: The iteration.
-        budget_bytes: Device memory that may be taken at any time.
-        compute_times: (n,) seconds of each function.
-        bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-        latency_s: Fixed seconds of each copy.
-
-    Raises:
-        BudgetTooSmall: One function alone needs more than the budget.
-        ValueError: See `SwapPlan.simulate`.
+    may take longer, since the bound treats the choices of two functions as independent. Arguments
+    and errors are those of `plan_packed`.
     """
     check_budget(trace, budget_bytes)
     times, rates = checked_times(trace, compute_times, latency_s), checked_rates(bandwidth)
@@ -97,8 +84,6 @@ class _Uses:
     """The uses of a trace.
 
     Attributes:
-        size: (v,) bytes of each variable.
-        needs: (n,) bytes of each function's variables.
         uses: For each function its variables, and for each variable: the number of functions until
             its next use, if that reads it (`_NEVER` if no use needs its value), whether it has a
             new value after the function, and for how many functions the value must be kept.
@@ -107,7 +92,7 @@ class _Uses:
     def __init__(self, trace: Trace) -> None:
         number = {name: v for v, name in enumerate(trace.accesses)}
         self.size = np.array([trace.sizes[name] for name in number], dtype=np.float64)
-        self.needs = np.array(trace.needs_bytes, dtype=np.float64)
+        self.needs = np.array(trace.needs_bytes, dtype=np.float64)  # of each function's variables
         self.uses: list[list[tuple[int, int, bool, int]]] = [[] for _ in trace.functions]
         for name, f, then, ends, needed in trace.gaps:
             written = name in trace.functions[f].outputs or trace.lifetimes.get(name, [-1])[0] == f

@@ -30,17 +30,13 @@ class Uninterrupted:
     `remove` restores its earlier handler. Other threads are neither interrupted nor changed.
 
     Args:
-        code: Code of functions that are not interrupted before they enter this context.
-
-    Attributes:
-        depth: Number of nested contexts.
-        pending: The signal and frame of a delayed interrupt.
+        code: Code of a function that is not interrupted before it enters this context.
     """
 
-    def __init__(self, *code: CodeType) -> None:
+    def __init__(self, code: CodeType) -> None:
         self._code = code
-        self.depth = 0
-        self.pending: tuple[int, FrameType | None] | None = None
+        self.depth = 0  # of nested contexts
+        self.pending: tuple[int, FrameType | None] | None = None  # a delayed interrupt
         self._before: Any = None
         self._installed = False
 
@@ -62,7 +58,7 @@ class Uninterrupted:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         inside, at = self.depth > 0, frame
         while at is not None and not inside:
-            inside, at = at.f_code in self._code, at.f_back
+            inside, at = at.f_code is self._code, at.f_back
         if inside:
             self.pending = number, frame
         else:
@@ -103,16 +99,7 @@ class SwappedOutError(RuntimeError):
 
 
 def check_readable(residency: Residency, values: list[Any], from_file: bool) -> None:
-    """Refuse tensors that a forked process cannot read: it has a copy of memory, not of a file.
-
-    Args:
-        residency: The process's copy of the block's residency.
-        values: Tensors that it reads, lists of tensors, and other values.
-        from_file: Whether tensors are swapped out to a file.
-
-    Raises:
-        SwappedOutError: A tensor was swapped out when the process was forked.
-    """
+    """Raise if a forked process reads what it cannot: it has a copy of memory, not of a file."""
     if residency.lies and not from_file:
         return
     for tensor in tensors_in(values):

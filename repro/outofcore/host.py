@@ -9,7 +9,6 @@ import ctypes
 import mmap
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -33,8 +32,7 @@ def give_back_freed_memory() -> bool:
     """Return freed memory to the system from now on; return whether the C library allows it.
 
     glibc keeps freed blocks of up to 32 MiB, so that a process would hardly shrink when its tensors
-    are swapped to a file. After this call blocks of 64 KiB and more are returned, and taken anew
-    with page faults, until the process ends.
+    are swapped to a file. After this call only blocks below 64 KiB are kept.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt
@@ -66,8 +64,7 @@ class HostStore:
 
     Args:
         device: If it is an accelerator, the memory is page-locked for copies that do not block.
-        path: A folder for a file that holds the slabs instead of memory. The file has no name, so
-            that it always disappears.
+        path: A folder for a file that holds the slabs instead; nameless, so that it disappears.
         slab_bytes: The size of a slab, a multiple of 64.
         whole: Every place is one piece, at an `address`; a slab is then as large as needed.
     """
@@ -79,19 +76,15 @@ class HostStore:
         slab_bytes: int = SLAB_BYTES,
         whole: bool = False,
     ) -> None:
-        self.device = torch.device(device)
-        self.whole = whole
+        self.device, self.slab_bytes, self.whole = torch.device(device), slab_bytes, whole
         self.file: int | None = None
         if path is not None:
-            if not path.is_dir():
-                raise ValueError(f"{path} is no folder: give one in which a file may grow")
             try:
                 self._handle = tempfile.TemporaryFile(dir=path)  # noqa: SIM115 (open until close)
             except OSError as error:
                 why = f"no file can be made in {path} ({error.strerror})"
                 raise ValueError(f"{why}: give a folder that can be written") from error
             self.file = self._handle.fileno()
-        self.slab_bytes = slab_bytes
         self.slabs: list[torch.Tensor] = []
         self._offsets: list[int] = []  # of each slab in the file
         self._bases: list[int] = []  # address of each slab
@@ -99,11 +92,7 @@ class HostStore:
         self._free = FreePieces()  # of slabs
 
     def reserve(self, nbytes: int) -> None:
-        """Add slabs so that the store holds at least `nbytes` in total.
-
-        Raises:
-            HostMemoryError: The host has too little memory; slabs already added stay.
-        """
+        """Add slabs so that the store holds at least `nbytes` in total."""
         if self.file is None and accelerator.is_accelerator(self.device):
             missing = max(0, nbytes - self.total_bytes)  # checked before the first slab
             accelerator.check_pinnable(-(-missing // self.slab_bytes) * self.slab_bytes)
@@ -111,11 +100,7 @@ class HostStore:
             self._grow(nbytes - self.total_bytes)
 
     def take(self, nbytes: int) -> Place:
-        """Provide a place: the best-fitting free piece, else several; the store grows by slabs.
-
-        Raises:
-            HostMemoryError: The host has no more memory.
-        """
+        """Provide a place: the best-fitting free piece, else several; the store grows by slabs."""
         size = aligned(nbytes)
         self.reserve(self.used_bytes + size)
         if self.whole and self._free.largest < size:
@@ -145,15 +130,13 @@ class HostStore:
         if self.whole and nbytes > size:
             size = -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         if self.file is None:
-            slab = accelerator.empty_pinned(size, self.device, torch.uint8)
-            self.slabs.append(slab)
+            self.slabs.append(accelerator.empty_pinned(size, self.device, torch.uint8))
         else:
             os.ftruncate(self.file, self.total_bytes + size)
             if self.whole:
                 view = mmap.mmap(self.file, size, offset=self.total_bytes)
                 self.slabs.append(torch.frombuffer(view, dtype=torch.uint8))
-        if len(self.slabs) > len(self._bases):
-            self._bases.append(self.slabs[-1].data_ptr())
+        self._bases = [slab.data_ptr() for slab in self.slabs]
         self._offsets.append(self.total_bytes)
         self._free.add(size, len(self._offsets) - 1, 0)
         self.total_bytes += size
@@ -169,41 +152,33 @@ class HostStore:
 
     def read(self, place: Place, address: int) -> None:
         """Copy a place to host memory at an address."""
-        for slab, offset, nbytes in place:
-            if self.file is None:
-                ctypes.memmove(address, self._bases[slab] + offset, nbytes)
-            else:
-                self._transfer(os.preadv, self._offsets[slab] + offset, nbytes, address)
-            address += nbytes
+        self._copy(place, address, os.preadv)
 
     def write(self, place: Place, address: int) -> None:
         """Copy host memory at an address to a place."""
+        self._copy(place, address, os.pwritev)
+
+    def _copy(self, place: Place, address: int, call: Callable[[int, list[Any], int], int]) -> None:
         for slab, offset, nbytes in place:
             if self.file is None:
-                ctypes.memmove(self._bases[slab] + offset, address, nbytes)
-            else:
-                self._transfer(os.pwritev, self._offsets[slab] + offset, nbytes, address)
-            address += nbytes
-
-    def _transfer(
-        self, call: Callable[[int, list[Any], int], int], start: int, nbytes: int, address: int
-    ) -> None:
-        # File calls, not a memory map: a full disk then raises an error, not a signal.
-        assert self.file is not None
-        buffer = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
-        done = 0
-        while done < nbytes:
-            moved = call(self.file, [buffer[done:]], start + done)
-            if moved <= 0:
-                raise OSError(f"the swap file ended after {start + done} bytes")
-            done += moved
+                there = self._bases[slab] + offset
+                pair = (address, there) if call is os.preadv else (there, address)
+                ctypes.memmove(*pair, nbytes)
+                address += nbytes
+                continue
+            # File calls, not a memory map: a full disk then raises an error, not a signal.
+            start, end = self._offsets[slab] + offset, address + nbytes
+            while address < end:
+                buffer = (ctypes.c_char * (end - address)).from_address(address)
+                moved = call(self.file, [memoryview(buffer).cast("B")], start)
+                if moved <= 0:
+                    raise OSError(f"the swap file ended after {start} bytes")
+                start, address = start + moved, address + moved
 
     def close(self, keep: bool = False) -> None:
         """Return everything to the system; no copy may be running.
 
-        Args:
-            keep: Storages could not be brought back. A CPU's storages stay here, with the memory;
-                an accelerator's have lost their values.
+        With `keep` storages that could not be brought back stay here, on a CPU, with the memory.
         """
         if keep and self.whole:
             _kept.extend(self.slabs)
@@ -214,82 +189,52 @@ class HostStore:
             self._handle.close()
 
 
-_submit = ThreadPoolExecutor.submit  # the original, before `guards` wraps it
+IN, OUT = 0, 1  # directions of copies: to the device, and to the host
 MOVER = "outofcore-mover"  # name of this module's threads
+_submit = ThreadPoolExecutor.submit  # the original, before `guards` wraps it
 _DONE: Future[None] = Future()
 _DONE.set_result(None)
 
 
-class _Mover:
-    """Copies storages of the device from and to their places; each ticket is waited for once."""
-
-    def __init__(self, store: HostStore) -> None:
-        self.store = store
-
-    def start_in(self, storage: torch.UntypedStorage, place: Place) -> Any:
-        """Start copying a place to a storage of the device; return a ticket."""
-        return self._start(0, storage, place)
-
-    def start_out(self, storage: torch.UntypedStorage, place: Place) -> Any:
-        """Start copying a storage of the device to a place; return a ticket."""
-        return self._start(1, storage, place)
-
-    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Any:
-        raise NotImplementedError
-
-
-class ThreadMover(_Mover):
+class ThreadMover:
     """Copies between host memory and the store, with one thread per direction.
 
     Args:
         store: The store of the places.
-        bytes_per_s: Limit on each direction's rate; None for no limit. Threads sleep meanwhile, so
-            that the computation continues.
+        bytes_per_s: Limit on each direction's rate; None for no limit. The threads sleep meanwhile,
+            so that the computation continues.
     """
 
     def __init__(self, store: HostStore, bytes_per_s: float | None = None) -> None:
-        super().__init__(store)
-        self.bytes_per_s = bytes_per_s
-        # One copying pool per direction; with a limited rate also one waiting pool per direction.
-        count = 2 if bytes_per_s is None else 4
-        self._pools = [ThreadPoolExecutor(1, MOVER) for _ in range(count)]
+        self.store, self.bytes_per_s = store, bytes_per_s
+        self._pools = [ThreadPoolExecutor(1, MOVER) for _ in (IN, OUT)]
         self._open: set[Future[None]] = set()
-        self._lock = threading.Lock()
         self._moved = [[0, 0.0], [0, 0.0]]  # bytes and seconds, for each direction
-        self._free_at = [0.0, 0.0]  # end of each direction's last copy
+        self._free_at = [0.0, 0.0]  # end of each direction's last copy at a limited rate
 
-    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
-        nbytes, copied = storage.nbytes(), self._copy(direction, storage, place)
-        rate, asked_at = self.bytes_per_s, time.perf_counter()
-        if rate is None:
-            return copied
+    def start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
+        """Start a copy between a storage of the device and a place; return a ticket.
 
-        def wait() -> None:
-            copied.result()
-            over = max(self._free_at[direction], asked_at) + nbytes / rate
-            self._free_at[direction] = over
-            time.sleep(max(0.0, over - time.perf_counter()))
-
-        return self._submit(self._pools[2 + direction], wait)
-
-    def _copy(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
-        address, nbytes = storage.data_ptr(), storage.nbytes()
-        copy = (self.store.read, self.store.write)[direction]
-        if self.store.file is None and nbytes <= _SMALL_BYTES:
+        Each ticket is waited for once.
+        """
+        address, nbytes, asked_at = storage.data_ptr(), storage.nbytes(), time.perf_counter()
+        copy, rate = (self.store.read, self.store.write)[direction], self.bytes_per_s
+        if rate is None and self.store.file is None and nbytes <= _SMALL_BYTES:
             copy(place, address)  # no other copy uses the place: the last was waited for
             return _DONE
 
         def run() -> None:
             start = time.perf_counter()
             copy(place, address)
-            with self._lock:
-                self._moved[direction][0] += nbytes
-                self._moved[direction][1] += time.perf_counter() - start
+            end = time.perf_counter()
+            self._moved[direction][0] += nbytes
+            self._moved[direction][1] += end - start
+            if rate is not None:
+                over = max(self._free_at[direction], asked_at) + nbytes / rate
+                self._free_at[direction] = over
+                time.sleep(max(0.0, over - end))
 
-        return self._submit(self._pools[direction], run)
-
-    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None]:
-        future = _submit(pool, work)
+        future = _submit(self._pools[direction], run)
         self._open.add(future)
         future.add_done_callback(self._open.discard)
         return future
@@ -306,9 +251,8 @@ class ThreadMover(_Mover):
         """Return bytes/s (to the device, to the host): the limit, or else measured rates."""
         if self.bytes_per_s is not None:
             return self.bytes_per_s, self.bytes_per_s
-        with self._lock:
-            rates = [nbytes / seconds if nbytes else 2e9 for nbytes, seconds in self._moved]
-        return rates[0], rates[1]
+        rates = [nbytes / seconds if seconds else 2e9 for nbytes, seconds in self._moved]
+        return rates[IN], rates[OUT]
 
     def finish(self) -> None:
         """Wait on the host until all copies are done."""
@@ -320,7 +264,7 @@ class ThreadMover(_Mover):
             pool.shutdown()
 
 
-class StreamMover(_Mover):
+class StreamMover:
     """Copies between an accelerator and pinned memory on one stream per direction, with events.
 
     A copy waits for all earlier work on the compute stream: that work may free the memory to be
@@ -328,19 +272,19 @@ class StreamMover(_Mover):
     """
 
     def __init__(self, store: HostStore, device: torch.device) -> None:
-        super().__init__(store)
-        self.device = device
+        self.store, self.device = store, device
         self._streams = torch.Stream(device), torch.Stream(device)
         # For the first copies in each direction: bytes, and events before and after.
         self._timed: tuple[list[_Copy], list[_Copy]] = [], []
 
-    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> torch.Event:
+    def start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> torch.Event:
+        """Start a copy between a storage of the device and a place; return a ticket.
+
+        Each ticket is waited for once.
+        """
         stream, timed = self._streams[direction], self._timed[direction]
         whole = torch.empty(0, dtype=torch.uint8, device=self.device)
         whole.set_(storage, 0, (storage.nbytes(),), (1,))
-        pieces: Sequence[torch.Tensor] = (whole,)
-        if len(place) > 1:
-            pieces = whole.split([piece.nbytes for piece in place])
         current: Any = accelerator.current_stream(self.device)
         stream.wait_stream(current)
         timing = len(timed) < _TIMED_COPIES
@@ -349,9 +293,10 @@ class StreamMover(_Mover):
             begin = torch.Event(self.device, enable_timing=True)
             begin.record(stream)
             timed.append(_Copy(storage.nbytes(), begin, event))
+        pieces = whole.split([piece.nbytes for piece in place])
         with stream:  # used only here, so never entered twice at once
             for ours, theirs in zip(pieces, self.store.views(place), strict=True):
-                target, source = (ours, theirs) if direction == 0 else (theirs, ours)
+                target, source = (ours, theirs) if direction == IN else (theirs, ours)
                 target.copy_(source, non_blocking=True)
         event.record(stream)
         return event
@@ -366,7 +311,7 @@ class StreamMover(_Mover):
 
     def bandwidth(self) -> tuple[float, float]:
         """Return bytes/s (to the device, to the host), measured on the larger timed copies."""
-        return _rate(self._timed[0]), _rate(self._timed[1])
+        return _rate(self._timed[IN]), _rate(self._timed[OUT])
 
     def finish(self) -> None:
         """Wait on the host until all copies are done."""

@@ -1,16 +1,15 @@
 """The iterations of a block: recorded until there is a plan, then matched with the plan."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from repro.outofcore.operations import Timer, say_once
-from repro.outofcore.plan import Actions, SwapPlan
+from repro.outofcore.operations import say_once
+from repro.outofcore.plan import SwapPlan
 from repro.outofcore.recording import (
-    ADD_INTO,
     Entry,
     Recording,
     Signature,
@@ -20,11 +19,10 @@ from repro.outofcore.recording import (
     tensors_in,
 )
 from repro.outofcore.residency import Variable
-from repro.outofcore.sequence import Kind
+from repro.outofcore.sequence import Action, Kind
 
 _MOST = 2**18  # most operations recorded in an iteration
 _REFINEMENTS = 2  # most new plans for better known ends of variables
-_Numbered = tuple[tuple[Kind, int], ...]
 
 
 @dataclass
@@ -57,29 +55,23 @@ class Step:
     arrivals: frozenset[int]  # inputs given anew each iteration, with their first use here
     births: tuple[int, ...]
     birth_bytes: int
-    before: _Numbered
-    after: _Numbered
+    before: tuple[tuple[Kind, int], ...] = ()
+    after: tuple[tuple[Kind, int], ...] = ()
 
 
 class Follower:
-    """Matches the operations of iterations with the steps of a recorded iteration's plan.
-
-    Attributes:
-        steps: The functions in order.
-        cursor: The number of the next step; -1 while the operations do not follow the plan.
-        bound: The actual variable for each of the trace's, of this iteration or, until it is
-            replaced, of the one before.
-    """
+    """Matches the operations of iterations with the steps of a recorded iteration's plan."""
 
     def __init__(self, recorded: Recording, plan: SwapPlan) -> None:
         trace = recorded.trace
         self._number = number = {name: v for v, name in enumerate(trace.accesses)}
         self.sizes = [variable.nbytes for variable in recorded.order]
         self.persistent = {number[name] for name in trace.persistent}
+        # The actual variable for each of the trace's; until it is replaced, of the one before.
         self.bound: list[Variable | None] = list(recorded.order)
         for v, variable in enumerate(recorded.order):
             variable.bound = v
-        self.cursor = 0
+        self.cursor = 0  # the number of the next step; -1 off the plan
         self.steps = []
         for f, function in enumerate(trace.functions):
             first = [name for name in function.variables if trace.accesses[name][0] == f]
@@ -95,27 +87,20 @@ class Follower:
                 arrivals=frozenset(given),
                 births=births,
                 birth_bytes=sum(self.sizes[v] for v in births),
-                before=(),
-                after=(),
             )
             self.steps.append(step)
         self.replan(plan)
 
     def replan(self, plan: SwapPlan) -> None:
         """Follow another plan of the same trace from now on."""
-        before, after = self._numbered(plan.before), self._numbered(plan.after)
+
+        def numbered(actions: tuple[Action, ...]) -> tuple[tuple[Kind, int], ...]:
+            return tuple((kind, self._number[name]) for kind, name in actions)
+
         self.steps = [
-            replace(step, before=b, after=a)
-            for step, b, a in zip(self.steps, before, after, strict=True)
+            replace(step, before=numbered(before), after=numbered(after))
+            for step, before, after in zip(self.steps, plan.before, plan.after, strict=True)
         ]
-
-    def _numbered(self, actions: Actions) -> list[_Numbered]:
-        return [tuple((kind, self._number[name]) for kind, name in each) for each in actions]
-
-    @property
-    def done(self) -> bool:
-        """Whether the iteration has run to its end."""
-        return self.cursor == len(self.steps)
 
     def upcoming(self, operation: OpOverload) -> Step | None:
         """Return the next step if it runs this operation, else None."""
@@ -143,15 +128,13 @@ class Follower:
         writes, count, expected = kind.writes, len(args), len(numbers)
         inputs: list[Variable] = []
         written: list[Variable] = []
-        tensors: Iterable[torch.Tensor]
         for position in kind.takes:
             if position >= count:
                 break
             value = args[position]
             if value is None:
                 continue
-            tensors = (value,) if isinstance(value, torch.Tensor) else tensors_in(value)
-            for tensor in tensors:
+            for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
                 try:
                     variable = known[tensor.untyped_storage()._cdata]
                 except (KeyError, NotImplementedError, RuntimeError):
@@ -196,11 +179,8 @@ class Follower:
 
     def bind_made(self, step: Step, made: list[Variable]) -> bool:
         """Match an operation's results with the step's births; return whether they match."""
-        if len(made) != len(step.births):
+        if [variable.nbytes for variable in made] != [self.sizes[v] for v in step.births]:
             return False
-        for variable, v in zip(made, step.births, strict=True):
-            if variable.nbytes != self.sizes[v]:
-                return False
         for variable, v in zip(made, step.births, strict=True):
             self._bind(variable, v)
         return True
@@ -239,13 +219,6 @@ class Iterations:
         make_plan: Plans a recorded iteration; None only records.
         better: Given a plan that was followed to its end, and its iteration, returns a better plan
             or None.
-
-    Attributes:
-        origin: The clock at the start of the iteration.
-        log: Its operations so far, or None if they are not recorded.
-        recorded: The last recorded iteration.
-        follower: Follows the plan; None before the first plan.
-        plan: The current plan.
     """
 
     def __init__(
@@ -254,20 +227,16 @@ class Iterations:
         better: Callable[[SwapPlan, Recording], SwapPlan | None] | None,
         statistics: Statistics,
     ) -> None:
-        self._make_plan, self._better, self._statistics = make_plan, better, statistics
-        self.origin = 0
-        self.log: list[Entry] | None = []
-        self.recorded: Recording | None = None
+        self.make_plan, self._better, self._statistics = make_plan, better, statistics
+        self.origin = 0  # the clock at the start of the iteration
+        self.log: list[Entry] | None = []  # its operations, None if they are not recorded
+        self.recorded: Recording | None = None  # the last recorded iteration
         self.follower: Follower | None = None
         self.plan: SwapPlan | None = None
         self._proved = False  # the plan was once followed to its end
         self._settled = False  # the trace is known completely
         self._refined = 0  # plans made since the functions last changed
         self._strays = 0  # consecutive iterations that did not follow the plan
-
-    def record_only(self) -> None:
-        """Make no plans from now on."""
-        self._make_plan = self._better = None
 
     def expected(self, operation: OpOverload, inputs: list[Variable]) -> Step | None:
         """Return the plan's next step if this operation matches it; else leave the plan."""
@@ -279,15 +248,6 @@ class Iterations:
             self.leave()
         return step
 
-    def sums_in_place(self) -> bool:
-        """Whether the current plan's next step is a sum in place."""
-        follower = self.follower
-        return (
-            follower is not None
-            and 0 <= follower.cursor < len(follower.steps)
-            and follower.steps[follower.cursor].operation is ADD_INTO
-        )
-
     def leave(self) -> None:
         """Continue on demand; write the operations that followed the plan into the log."""
         assert self.follower is not None
@@ -295,42 +255,25 @@ class Iterations:
             self.log = self.follower.passed()
         self.follower.cursor = -1
 
-    def ran(
-        self,
-        step: Step | None,
-        operation: OpOverload,
-        inputs: list[Variable],
-        written: list[Variable],
-        made: list[Variable],
-        timer: Timer | None,
-        into: Variable | None = None,
-    ) -> Step | None:
+    def ran(self, step: Step | None, entry: Entry) -> Step | None:
         """Note an operation that ran; return its step if it followed the plan."""
-        follower = self.follower
-        if step is not None and follower is not None and not follower.bind_made(step, made):
-            self.leave()
-            step = None
+        if step is not None and self.follower is not None:
+            if self.follower.bind_made(step, entry.made):
+                self.follower.cursor += 1
+            else:
+                self.leave()
+                step = None
         if self.log is not None:
-            entry = Entry(operation, inputs, written, made, into)
-            if timer is not None:
-                entry.seconds, entry.events = timer.seconds, timer.events
             self.log.append(entry)
-            if len(self.log) > _MOST:
-                self._begin_anew()
-        if step is not None and follower is not None:
-            follower.cursor += 1
+            if len(self.log) > _MOST:  # too many for one iteration: forget them
+                self.origin += len(self.log)
+                self.log.clear()
+                say_once(
+                    "endless",
+                    f"no iteration has ended in {_MOST} operations, so that nothing is planned: "
+                    "where no torch optimizer steps, call step() of the OutOfCore block after each",
+                )
         return step
-
-    def _begin_anew(self) -> None:
-        """Discard the operations since the last iteration: too many for one iteration."""
-        assert self.log is not None
-        self.origin += len(self.log)
-        self.log.clear()
-        say_once(
-            "endless",
-            f"no iteration has ended in {_MOST} operations, so that nothing is planned: where no "
-            "torch optimizer steps, call step() of the OutOfCore block after each",
-        )
 
     def end(self, clock: int) -> None:
         """End an iteration after `clock` operations, and make a new plan if needed.
@@ -341,22 +284,20 @@ class Iterations:
         if clock == self.origin:
             return  # nothing ran since the last iteration
         self._statistics.iterations += 1
-        done = self.follower is not None and self.follower.done
+        done = self.follower is not None and self.follower.cursor == len(self.follower.steps)
         self._strays += 1
         if done:
             self._statistics.replayed += 1
             self._proved = True
             self._strays = 0
         if self.log is not None:
-            self._end_recording(done)
+            self._end_recording(self.log, done)
         self.origin = clock
         if self.follower is not None:
             self.follower.cursor = 0
 
-    def _end_recording(self, done: bool) -> None:
-        assert self.log is not None
-        log = sum_in_place(self.log, self.origin)
-        recorded = build(log, self.origin, self.recorded)
+    def _end_recording(self, log: list[Entry], done: bool) -> None:
+        recorded = build(sum_in_place(log, self.origin), self.origin, self.recorded)
         plan = self.plan
         same = plan is not None and recorded.trace == plan.trace
         known = done and (self._settled or same or self._refined == _REFINEMENTS)
@@ -365,8 +306,8 @@ class Iterations:
         # deviate, a plan is made after the 2nd, 4th, 8th and so on.
         few = 2 if self._proved or self.recorded is None else 1
         patient = self._strays < few or self._strays & (self._strays - 1)
-        if self._make_plan and not known and (done or not patient):
-            self.plan = self._make_plan(recorded)
+        if self.make_plan and not known and (done or not patient):
+            self.plan = self.make_plan(recorded)
             self.follower = Follower(recorded, self.plan)
             self._refined = self._refined + 1 if done else 0
             self._settled = self._proved = False

@@ -1,11 +1,8 @@
 """The chunked allocator of section 4 in C++: on CUDA by the driver, and on host memory for tests.
 
-The library is compiled at first use with the plain compiler and torch's headers; the CUDA driver
-is looked up at run time, so that no toolkit is needed. `csrc/chunked_allocator.cpp` explains its
-method.
-
-A library is executable code: it is kept in a private folder of this user, and ends with a digest
-of its content.
+The library is compiled at first use; no toolkit is needed. It is executable code: it is kept in a
+private folder of this user, and ends with a digest of its content. `csrc/chunked_allocator.cpp`
+explains the method.
 """
 
 import ctypes
@@ -18,10 +15,11 @@ import shutil
 import stat
 import subprocess
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -81,11 +79,6 @@ class Counters(ctypes.Structure):
     failures: int  # calls that failed
     _fields_ = tuple((name, ctypes.c_uint64) for name in __annotations__)
 
-    @property
-    def internal_fragmentation_bytes(self) -> int:
-        """Allocated less requested bytes."""
-        return self.allocated_bytes - self.requested_bytes
-
 
 def _compiler() -> list[str]:
     """Return the compiler with its own arguments, such as in `$CXX`."""
@@ -95,17 +88,15 @@ def _compiler() -> list[str]:
             return [path, *arguments]
     raise AllocatorBuildError(
         f"there is no C++ compiler: {f'$CXX is {given!r}' if given else 'no c++ and no g++'}; "
-        f"install one (apt-get install g++), or name one as $CXX"
+        "install one (apt-get install g++), or name one as $CXX"
     )
 
 
 def build() -> Path:
-    """Compile the library if necessary, and return its path.
+    """Compile the library if necessary, and return its path; several processes may do so at once.
 
     It lies in a folder ``native-USER`` of `$REPRO_CACHE`, else of the user's cache folder, under a
-    name with a hash of source, compiler and flags. That folder must belong to this user and be
-    closed to others. A changed library is built again, with a warning. Several processes may build
-    at once.
+    name with a hash of source, compiler and flags. A changed one is built again, with a warning.
 
     Raises:
         AllocatorBuildError: There is no compiler, it failed, or the folder cannot be written or
@@ -161,15 +152,11 @@ def _own_folder(path: Path) -> int:
     can change the folders above it.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = -1
-    try:
+    with suppress(OSError):  # a link, which may lead anywhere
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         state = os.fstat(folder)
         if state.st_uid == os.geteuid() and not state.st_mode & 0o077:
             return folder
-    except OSError:  # a link, which may lead anywhere
-        pass
-    if folder >= 0:
         os.close(folder)
     raise AllocatorBuildError(
         f"the chunked allocator is not loaded from {path}: it is no folder of this user's that is "
@@ -206,10 +193,10 @@ def _load(path: Path) -> ctypes.CDLL:
             f"$REPRO_CACHE, one whose programs may run"
         ) from error
     pointer, number, whole = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
-    out = ctypes.POINTER(pointer)
-    counters = ctypes.POINTER(Counters)
+    out, counters = ctypes.POINTER(pointer), ctypes.POINTER(Counters)
     for name, arguments in {
         "ca_create": [ctypes.c_char_p, number, number, number, whole, out],
+        "ca_destroy": [pointer],
         "ca_malloc": [pointer, number, number, out],
         "ca_free": [pointer, pointer, number],
         "ca_record_stream": [pointer, pointer, number],
@@ -219,15 +206,16 @@ def _load(path: Path) -> ctypes.CDLL:
         "ca_plug_configure": [number, number, number],
         "ca_plug_counters": [whole, counters],
         "ca_plug_trim": [whole],
+        "ca_last_error": [],
     }.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, whole
-    library.ca_destroy.argtypes, library.ca_destroy.restype = [pointer], None
-    library.ca_last_error.argtypes, library.ca_last_error.restype = [], ctypes.c_char_p
+    library.ca_destroy.restype, library.ca_last_error.restype = None, ctypes.c_char_p
     return library
 
 
-def _check(library: ctypes.CDLL, status: int) -> None:
+def _call(library: ctypes.CDLL, name: str, *arguments: Any) -> None:
+    status = getattr(library, f"ca_{name}")(*arguments)
     if status:
         message = library.ca_last_error().decode(errors="replace")
         if status == _OUT_OF_MEMORY:
@@ -274,55 +262,44 @@ class ChunkedMemory:
         self._handle: ctypes.c_void_p | None = None
         _check_sizes(chunk_bytes, small_bytes, limit_bytes)
         self._library, handle = _load(build()), ctypes.c_void_p()
-        arguments = (backend.encode(), chunk_bytes, small_bytes, limit_bytes or 0, device)
-        _check(self._library, self._library.ca_create(*arguments, ctypes.byref(handle)))
+        sizes = chunk_bytes, small_bytes, limit_bytes or 0
+        _call(self._library, "create", backend.encode(), *sizes, device, ctypes.byref(handle))
         self._handle = handle
 
-    def _open(self) -> ctypes.c_void_p:
+    def _do(self, name: str, *arguments: Any) -> None:
         if self._handle is None:
             raise AllocatorError("this ChunkedMemory is closed: make another")
-        return self._handle
+        _call(self._library, name, self._handle, *arguments)
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
-        """Return the address of `nbytes` for first use on a stream; 0 for a request of 0.
-
-        Raises:
-            NativeOutOfMemory: The bytes do not fit.
-            AllocatorError: The size is invalid.
-        """
+        """Return the address of `nbytes` for first use on a stream; 0 for a request of 0."""
         if not is_whole(nbytes, 0, _LARGEST):
             raise AllocatorError(f"nbytes is {nbytes!r}: give whole bytes, 0 or more")
         address = ctypes.c_void_p()
-        status = self._library.ca_malloc(self._open(), nbytes, stream, ctypes.byref(address))
-        _check(self._library, status)
+        self._do("malloc", nbytes, stream, ctypes.byref(address))
         return address.value or 0
 
     def free(self, address: int, stream: int = 0) -> None:
-        """Free the bytes at an address; their last use is on `stream`.
-
-        Raises:
-            AllocatorError: No live block is at the address.
-        """
-        _check(self._library, self._library.ca_free(self._open(), address, stream))
+        """Free the bytes at an address; their last use is on `stream`."""
+        self._do("free", address, stream)
 
     def record_stream(self, address: int, stream: int) -> None:
         """Note that another stream uses a block, too; its reuse waits for that stream."""
-        _check(self._library, self._library.ca_record_stream(self._open(), address, stream))
+        self._do("record_stream", address, stream)
 
     def trim(self) -> None:
         """Wait for freed ranges, unmap them, and give their chunks back to the system."""
-        _check(self._library, self._library.ca_trim(self._open()))
+        self._do("trim")
 
     def counters(self) -> Counters:
         """Return the allocator's state and history."""
         counters = Counters()
-        _check(self._library, self._library.ca_counters(self._open(), ctypes.byref(counters)))
+        self._do("counters", ctypes.byref(counters))
         return counters
 
     def set_complete(self, stream: int, complete: bool) -> None:
         """Hold back the work of a simulated stream, or let it finish; for tests."""
-        status = self._library.ca_posix_set_complete(self._open(), stream, int(complete))
-        _check(self._library, status)
+        self._do("posix_set_complete", stream, int(complete))
 
     def close(self) -> None:
         """Free everything, including live blocks; no other thread may be using it."""
@@ -347,14 +324,13 @@ class Installed:
 
     def counters(self, device: int = 0) -> Counters:
         """Return the state and history of the allocator of a CUDA device."""
-        library, counters = _load(self.library), Counters()
-        _check(library, library.ca_plug_counters(device, ctypes.byref(counters)))
+        counters = Counters()
+        _call(_load(self.library), "plug_counters", device, ctypes.byref(counters))
         return counters
 
     def trim(self, device: int = 0) -> None:
         """Give all cached chunks back, as ``torch.cuda.empty_cache`` does on all devices."""
-        library = _load(self.library)
-        _check(library, library.ca_plug_trim(device))
+        _call(_load(self.library), "plug_trim", device)
 
 
 _lock = threading.Lock()
@@ -382,8 +358,7 @@ def install(
         AllocatorError: There is no CUDA, it is in use already, or an argument is invalid.
         AllocatorBuildError: The library cannot be built.
     """
-    if small_bytes is None:
-        small_bytes = chunk_bytes // 2
+    small_bytes = chunk_bytes // 2 if small_bytes is None else small_bytes
     _check_sizes(chunk_bytes, small_bytes, limit_bytes)
     if not torch.cuda.is_available():
         raise AllocatorError(
@@ -398,13 +373,12 @@ def install(
             )
         path = build()
         library = _load(path)
-        plugged = torch.cuda.memory.CUDAPluggableAllocator(
-            library._name, "ca_plug_malloc", "ca_plug_free"
-        )
+        functions = "ca_plug_malloc", "ca_plug_free"
+        plugged = torch.cuda.memory.CUDAPluggableAllocator(library._name, *functions)
         # The constructor sets neither of these: Tensor.record_stream, and empty_cache.
         allocator, pointer = plugged.allocator(), ctypes.c_void_p
         allocator.set_record_stream_fn(ctypes.cast(library.ca_plug_record_stream, pointer).value)
         allocator.set_reset_fn(ctypes.cast(library.ca_plug_empty_cache, pointer).value)
-        _check(library, library.ca_plug_configure(chunk_bytes, small_bytes, limit_bytes or 0))
+        _call(library, "plug_configure", chunk_bytes, small_bytes, limit_bytes or 0)
         torch.cuda.memory.change_current_allocator(plugged)
     return Installed(path, chunk_bytes, limit_bytes)

@@ -18,46 +18,44 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, list[object]]:
-    parameters = parameters_of(optimizer)
-    states = [optimizer.state.get(parameter, {}).values() for parameter in parameters]
-    return {
-        "parameter": [*parameters],
-        "gradient": [p.grad for p in parameters],
-        "optimizer state": [value for state in states for value in state],
-    }
-
-
-def meet_module(residency: Residency, module: nn.Module) -> None:
-    """Count a module's parameters, their gradients, and buffers."""
-    parameters = list(module.parameters())
-    gradients = [p.grad for p in parameters]
-    buffers = list(module.buffers())
-    _meet(residency, {"parameter": parameters, "gradient": gradients, "buffer": buffers})
-
-
-def meet_optimizer(residency: Residency, optimizer: torch.optim.Optimizer) -> None:
-    """Count an optimizer's parameters, their gradients, and state."""
-    _meet(residency, _of_optimizer(optimizer))
-
-
-def _meet(residency: Residency, named: Mapping[str, Iterable[object]]) -> None:
-    for kind, values in named.items():
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                variable = residency.find(value, named=True)
-                if variable is not None and not variable.kind:
-                    variable.kind = kind
-                    variable.raw = kind == "parameter" and value.requires_grad
+def meet(residency: Residency, holder: object) -> None:
+    """Count the tensors of a module or an optimizer: parameters, gradients, buffers, state."""
+    if isinstance(holder, nn.Module):
+        parameters: list[torch.Tensor] = [*holder.parameters()]
+        gradients = [parameter.grad for parameter in parameters]
+        buffers = [*holder.buffers()]
+        named = _tensors({"parameter": parameters, "gradient": gradients, "buffer": buffers})
+    else:
+        assert isinstance(holder, torch.optim.Optimizer)
+        named = _of_optimizer(holder)
+    for kind, value in named:
+        variable = residency.find(value, named=True)
+        if variable is not None and not variable.kind:
+            variable.kind = kind
+            variable.raw = kind == "parameter" and value.requires_grad
 
 
 def classify(residency: Residency, optimizer: torch.optim.Optimizer) -> None:
     """Set the kinds of an optimizer's known variables."""
-    for kind, values in _of_optimizer(optimizer).items():
-        for value in values:
-            variable = variable_of(residency, value) if isinstance(value, torch.Tensor) else None
-            if variable is not None:
-                variable.kind = kind
+    for kind, value in _of_optimizer(optimizer):
+        if (variable := variable_of(residency, value)) is not None:
+            variable.kind = kind
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
+    parameters = parameters_of(optimizer)
+    gradients = [parameter.grad for parameter in parameters]
+    state = [value for p in parameters for value in optimizer.state.get(p, {}).values()]
+    return _tensors({"parameter": parameters, "gradient": gradients, "optimizer state": state})
+
+
+def _tensors(named: Mapping[str, Iterable[object]]) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (kind, value)
+        for kind, values in named.items()
+        for value in values
+        if isinstance(value, torch.Tensor)
+    ]
 
 
 def variable_of(residency: Residency, tensor: torch.Tensor) -> Variable | None:
@@ -99,49 +97,36 @@ class Operands:
         written: list[Variable] = []
         writes = (*known.writes, *(False for _ in args))
         given = [(value, write, True) for value, write in zip(args, writes, strict=False)]
-        if kwargs:
-            given += [(value, name in known.writes_named, False) for name, value in kwargs.items()]
+        given += [(value, name in known.writes_named, False) for name, value in kwargs.items()]
         for value, writes_it, by_position in given:
-            if not isinstance(value, torch.Tensor | list | tuple):
-                continue
             for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
                 variable = find(tensor)
-                if variable is None and (variable := self._unmet(tensor, writes_it)) is None:
+                if variable is None and writes_it:
+                    variable = self._residency.adopt(tensor)
+                if variable is None:
+                    self._hold_components(tensor)
                     continue
                 if by_position and not variable.kind:
-                    self._show_kind(variable, tensor, writes_it, known)
+                    if writes_it and known.name.endswith("batch_norm"):
+                        variable.kind = "buffer"
+                    elif not writes_it and isinstance(tensor, nn.Parameter):
+                        variable.kind, variable.raw = "parameter", tensor.requires_grad
                 if variable not in inputs:
                     inputs.append(variable)
                 if writes_it and variable not in written:
                     written.append(variable)
         return inputs, written
 
-    @staticmethod
-    def _show_kind(variable: Variable, tensor: torch.Tensor, writes: bool, by: Signature) -> None:
-        if writes and by.name.endswith("batch_norm"):
-            variable.kind = "buffer"
-        elif not writes and isinstance(tensor, nn.Parameter):
-            variable.kind, variable.raw = "parameter", tensor.requires_grad
-
-    def _unmet(self, tensor: torch.Tensor, writes: bool) -> Variable | None:
-        """Return the variable of a tensor that was not managed, if it counts from now on."""
-        if writes and (variable := self._residency.adopt(tensor)) is not None:
-            return variable
-        self._hold_components(tensor)
-        return None
-
     def held(self, *arguments: Any) -> list[Variable]:
         """Return the variables of all tensors in arguments, at any depth, modules included."""
-        inputs: list[Variable] = []
+        tensors: list[torch.Tensor] = []
         for leaf in tree_leaves(arguments):
-            tensors = [leaf] if isinstance(leaf, torch.Tensor) else []
             if isinstance(leaf, nn.Module):
-                tensors = [*leaf.parameters(), *leaf.buffers()]
-            for tensor in tensors:
-                variable = self._residency.find(tensor)
-                if variable is not None and variable not in inputs:
-                    inputs.append(variable)
-        return inputs
+                tensors += [*leaf.parameters(), *leaf.buffers()]
+            elif isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+        found = dict.fromkeys(map(self._residency.find, tensors))
+        return [variable for variable in found if variable is not None]
 
     def _hold_components(self, tensor: torch.Tensor) -> None:
         """Lock the parts of a sparse or nested tensor for good: C++ code holds them."""

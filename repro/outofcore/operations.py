@@ -1,7 +1,6 @@
 """Interception, timing, size prediction and division of a block's operations."""
 
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
@@ -12,7 +11,6 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from repro.measure import accelerator
 from repro.outofcore.recording import components, signature, tensors_in
 
 
@@ -46,11 +44,7 @@ _LEFT_ALONE = _left_alone(_dispatch.__code__)
 
 
 class Operations(TorchDispatchMode):
-    """Intercepts every operation, including those of backward passes and optimizers.
-
-    Args:
-        owner: A block.
-    """
+    """Intercepts every operation, including those of backward passes and optimizers."""
 
     def __init__(self, owner: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -136,34 +130,14 @@ def _serialiser() -> str:
     return ""
 
 
-class Timer:
-    """Seconds of one operation: by the clock on a CPU, by events on an accelerator."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.events: tuple[accelerator.Event, accelerator.Event] | None = None
-        self.seconds = 0.0
-        if accelerator.is_accelerator(device):
-            begin, end = (accelerator.new_event(device, timing=True) for _ in range(2))
-            self.events = begin, end
-            begin.record()
-        self._start = time.perf_counter()
-
-    def stop(self) -> None:
-        """End the time."""
-        if self.events:
-            self.events[1].record()
-        self.seconds = time.perf_counter() - self._start
-
-
 def result_bytes(
     operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], room: int = 0
 ) -> tuple[int, bool]:
     """Return the bytes that an operation makes, and whether this is an upper bound.
 
-    New storages, and the growth of given ones, are known from a run on the device meta. If sizes
-    depend on values, the result is the largest possible size, or an exact count if that is above
-    `room` bytes. For any other operation, such as a custom one without a fake implementation, the
-    guess is the bytes of the inputs.
+    They are known from a run on the device meta. If sizes depend on values, the result is the
+    largest possible size, or an exact count if that is above `room` bytes. For any other operation,
+    such as a custom one without a fake implementation, the guess is the bytes of the inputs.
     """
     nbytes, known = 0, signature(operation)
     try:
@@ -285,10 +259,7 @@ def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
 
 
 def _lstm_bytes(args: Sequence[Any]) -> int:
-    """Return the bytes that oneDNN's LSTM keeps for its backward pass; torch's shapes lack them.
-
-    Gates, hidden and cell states, and gradients of states are float32, each in whole pages.
-    """
+    """Return the bytes that oneDNN's LSTM keeps for its backward pass; torch's shapes lack them."""
     x, hidden = args[0], args[10]
     steps, samples, features = x.shape
     rows = steps * samples

@@ -1,7 +1,6 @@
-"""Schedules from measured times: gaps between uses are packed; copies use the remaining room.
+"""Schedules from measured times, of the whole iteration at once.
 
-The window of `schedule` decides function by function; this scheduler uses the whole iteration.
-First it packs gaps in which variables stay on the device into the budget, the shortest first, less
+First they pack gaps in which variables stay on the device into the budget, the shortest first, less
 a margin for running copies. Then, as far as there is room, a leaving variable is held until its
 copy is done, and a returning variable enters as early as there is room for it up to its use, in the
 order of the uses. The ends of copies are known from simulating the plan before; so a few plans are
@@ -132,12 +131,7 @@ class _Packing:
         return np.concatenate(parts) + nbytes <= self.budget
 
     def plan(self, done: dict[tuple[str, int], int] | None) -> SwapPlan:
-        """Return a plan.
-
-        Args:
-            done: By (variable, function after which its copy to the host began), the function
-                before which the copy was done; None if nothing is known.
-        """
+        """Return a plan; `done` is of `_copied_before`, None if nothing is known."""
         load = self.load.copy()
         # The latest first: without room for all, the oldest copies are done soonest.
         for gap in sorted(self.away, key=lambda gap: -gap.use):
@@ -237,7 +231,10 @@ class _Writing(Draft):
 
 
 def _copied_before(simulation: Simulation, trace: Trace) -> dict[tuple[str, int], int]:
-    """Return the function before which each copy to the host was done; see `_Packing.plan`."""
+    """Return, by (variable, function after which its copy to the host began), where it was done.
+
+    That is the function before which the copy had ended.
+    """
     n = len(trace.functions)
     ends = np.concatenate([simulation.ends_s, simulation.ends_s + simulation.time_s])
     copied = {}

@@ -30,16 +30,13 @@ class SwapPlan:
     """The actions around each function of a repeated iteration.
 
     Attributes:
-        trace: The iteration.
         budget_bytes: The device memory that may be taken at any time.
-        before: (n) actions just before each function, in order.
-        after: (n) actions just after each function, in order.
+        before: (n) actions just before each function, in order; `after`: just after it.
         resident: Variables that are on the device when the iteration starts.
         host_valid: Variables with a correct copy on the host when the iteration starts.
         outgoing: Variables that began to be copied to the host in the iteration before, and still
             take device memory.
-        scheduler: The name of its scheduler.
-        window_bytes: The window, if it has one.
+        window_bytes: The window, if the scheduler has one.
         copies_again: Whether it copies variables that the host has already, as in the paper.
     """
 
@@ -92,28 +89,19 @@ class SwapPlan:
         return peak
 
     def verify(self) -> int:
-        """Execute the plan symbolically, twice, and check all rules for plans.
+        """Execute the plan symbolically, twice; return the most bytes held at any time.
 
         The budget holds before and during every function, including running transfers; inputs are
         on the device when their function runs; a copy to the device has a correct copy on the host
         as its source; no variable is copied that is dead or already at the destination; no value
         that is still needed is lost; and the iteration ends as it started.
 
-        Returns:
-            The most bytes held at any time.
-
         Raises:
             PlanError: A rule is broken; the message names the function and the variable.
         """
         check = _Check(self)
         for cycle in range(2):
-            for number, function in enumerate(self.trace.functions):
-                check.end_lives(self.trace.ending[number])
-                where = f"function {number} ({function.name})"
-                check.act(self.before[number], number, f"before {where}")
-                check.execute(number, function, where)
-                check.act(self.after[number], number + 1, f"after {where}")
-            check.compare(cycle)
+            check.iteration(cycle)
         return check.peak
 
     def simulate(
@@ -126,15 +114,8 @@ class SwapPlan:
 
         Functions run in order on one stream, copies to the device on a second, copies to the host
         on a third; streams wait for each other exactly as in the plan. Iterations are repeated
-        until two in a row take the same time; the last is returned.
-
-        Args:
-            compute_times: (n,) seconds of each function.
-            bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
-            latency_s: Fixed seconds of each copy.
-
-        Raises:
-            ValueError: The numbers of times and functions differ, or a value is negative.
+        until two in a row take the same time; the last is returned. Arguments are those of
+        `plan_packed`.
         """
         return simulate(self, compute_times, bandwidth, latency_s)
 
@@ -183,54 +164,57 @@ class _Check:
 
     def __init__(self, plan: SwapPlan) -> None:
         trace = plan.trace
-        self.plan, self.sizes, self.peak = plan, trace.sizes, 0
-        # Each variable's uses as (function, whether its value is read), ascending.
-        self.uses: dict[str, list[tuple[int, bool]]] = {}
-        for number, function in enumerate(trace.functions):
-            for name in function.variables:
-                self.uses.setdefault(name, []).append((number, name in function.inputs))
+        self.plan, self.trace, self.peak = plan, trace, 0
         self.device = set(plan.resident)
-        self.held = sum(self.sizes[name] for name in self.device)
         self.valid = set(plan.host_valid)  # the host's copy is correct, or will be once done
         self.outgoing, self.alive = set(plan.outgoing), set(trace.alive_at_start)
         n = len(trace.functions)
         if not len(plan.before) == len(plan.after) == n:
-            raise PlanError(
-                f"the trace has {n} functions, but the plan {len(plan.before)} lists of actions "
-                f"before and {len(plan.after)} after them"
-            )
-        lost = self.alive - self.device - self.valid
-        if lost:
-            raise PlanError(f"at the start {_list(lost)} is neither on the device nor on the host")
-        for what, names in (("resident", self.device), ("host_valid", self.valid)):
-            if names - self.alive:
-                raise PlanError(f"at the start {_list(names - self.alive)}, {what}, is not alive")
+            counts = f"{len(plan.before)} lists of actions before and {len(plan.after)} after them"
+            raise PlanError(f"the trace has {n} functions, but the plan {counts}")
+        for what, names in (
+            ("neither on the device nor on the host", self.alive - self.device - self.valid),
+            ("resident, but not alive", self.device - self.alive),
+            ("host_valid, but not alive", self.valid - self.alive),
+        ):
+            if names:
+                raise PlanError(f"at the start {_list(names)} is {what}")
         self.measure("at the start")
 
-    def allocate(self, name: str) -> None:
-        if name not in self.device:
-            self.device.add(name)
-            self.held += self.sizes[name]
+    def iteration(self, cycle: int) -> None:
+        """Run one iteration, and compare its end with its start."""
+        plan, trace = self.plan, self.trace
+        for number, function in enumerate(trace.functions):
+            self.end(trace.ending[number])
+            where = f"function {number} ({function.name})"
+            self.act(plan.before[number], number, f"before {where}")
+            self.execute(number, function, where)
+            self.act(plan.after[number], number + 1, f"after {where}")
+        # Variables that die with the last function.
+        n = len(trace.functions)
+        self.end([name for name in trace.ending[0] if trace.lifetimes[name][1] == n])
+        for what, names in (
+            ("on the device", self.device ^ plan.resident),
+            ("under way to the host", self.outgoing ^ plan.outgoing),
+            ("valid on the host", plan.host_valid - self.valid),
+        ):
+            if names:
+                raise PlanError(
+                    f"iteration {cycle} ends with {_list(names)} {what} otherwise than it "
+                    "started: the plan cannot be repeated"
+                )
 
-    def free(self, name: str) -> None:
-        if name in self.device:
-            self.device.discard(name)
-            self.held -= self.sizes[name]
-        self.outgoing.discard(name)
-
-    def end_lives(self, names: list[str]) -> None:
-        for name in names:
-            self.free(name)
-            self.alive.discard(name)
-            self.valid.discard(name)
+    def end(self, names: list[str]) -> None:
+        for state in (self.device, self.outgoing, self.alive, self.valid):
+            state.difference_update(names)
 
     def measure(self, where: str) -> None:
-        held = self.held
+        held, budget = sum(self.trace.sizes[name] for name in self.device), self.plan.budget_bytes
         self.peak = max(self.peak, held)
-        if held > self.plan.budget_bytes:
+        if held > budget:
             raise PlanError(
-                f"{where} {held} bytes are held on the device, {held - self.plan.budget_bytes} "
-                f"more than the budget of {self.plan.budget_bytes}"
+                f"{where} {held} bytes are held on the device, {held - budget} more than the "
+                f"budget of {budget}"
             )
 
     def needed(self, name: str, after: int) -> bool:
@@ -238,14 +222,13 @@ class _Check:
 
         It must, unless the next use overwrites it whole.
         """
-        uses, persists = self.uses[name], name in self.plan.trace.persistent
-        if after <= uses[0][0] and not persists:
-            return True  # left by the iteration before: live without a use, as below
-        for number, read in uses:
-            if number >= after:
-                return read
-        # The next iteration's first use; or live without a use: it may be read from outside.
-        return uses[0][1] if persists else True
+        uses, persists = self.trace.accesses[name], name in self.trace.persistent
+        following = next((number for number in uses if number >= after), None)
+        # Left by the iteration before, or live without a use: it may be read from outside. What
+        # persists is read first in the next iteration.
+        if following is None or (after <= uses[0] and not persists):
+            return True
+        return name in self.trace.functions[following].inputs
 
     def act(self, actions: tuple[Action, ...], after: int, where: str) -> None:
         for kind, name in actions:
@@ -254,13 +237,14 @@ class _Check:
             if problem := self.problem(kind, name, needed):
                 raise PlanError(f"{what}: {problem}")
             if kind is Kind.RELEASE:
-                self.free(name)
+                self.device.discard(name)
+                self.outgoing.discard(name)
             elif kind is Kind.SWAP_OUT:
                 self.valid.add(name)
                 self.outgoing.add(name)
             else:
-                self.allocate(name)
-            self.measure(what)
+                self.device.add(name)
+                self.measure(what)
 
     def problem(self, kind: Kind, name: str, needed: bool) -> str:
         """Return the rule that an action breaks, or ""."""
@@ -284,10 +268,10 @@ class _Check:
     def execute(self, number: int, function: Function, where: str) -> None:
         for name in function.variables:
             if name not in self.alive:
-                if self.uses[name][0][0] != number:
+                if self.trace.accesses[name][0] != number:
                     raise PlanError(f"{where} uses {name!r}, which is not alive")
                 self.alive.add(name)  # born here, or given from outside
-                self.allocate(name)
+                self.device.add(name)
             elif name not in self.device:
                 raise PlanError(f"{where} uses {name!r}, which is not on the device")
         self.measure(f"while {where} runs")
@@ -295,25 +279,6 @@ class _Check:
             if name in self.outgoing:
                 raise PlanError(f"{where} writes {name!r} while it is being copied to the host")
             self.valid.discard(name)
-
-    def compare(self, cycle: int) -> None:
-        trace, n = self.plan.trace, len(self.plan.trace.functions)
-        # Variables that die with the last function.
-        self.end_lives([name for name in trace.ending[0] if trace.lifetimes[name][1] == n])
-        for what, now, start in (
-            ("on the device", self.device, self.plan.resident),
-            ("under way to the host", self.outgoing, self.plan.outgoing),
-        ):
-            if now != start:
-                raise PlanError(
-                    f"iteration {cycle} ends with {_list(now ^ start)} {what} otherwise than it "
-                    "started: the plan cannot be repeated"
-                )
-        if not self.plan.host_valid <= self.valid:
-            raise PlanError(
-                f"iteration {cycle} ends without right copies of "
-                f"{_list(self.plan.host_valid - self.valid)} on the host, with which it started"
-            )
 
 
 def _list(names: set[str] | frozenset[str]) -> str:
@@ -324,12 +289,8 @@ def _list(names: set[str] | frozenset[str]) -> str:
 def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
     """Return the requests for device memory, and their ends, of a repeated plan.
 
-    A swap-in is a new request, since its memory comes from the allocator anew. Variables of 0 bytes
-    make no request.
-
-    Args:
-        plan: Any plan; a plan without transfers gives the requests of training in core.
-        iterations: Number of runs; the first starts with the plan's resident variables.
+    The first iteration starts with the plan's resident variables. A swap-in is a new request, since
+    its memory comes from the allocator anew. Variables of 0 bytes make no request.
     """
     return [event for _, event in by_function(plan, iterations)]
 

@@ -1,6 +1,7 @@
 """Properties of operations by their schemas, sums of gradients, and the trace of a run."""
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -142,6 +143,27 @@ def components(tensor: torch.Tensor) -> list[torch.Tensor]:
     return []
 
 
+class Timer:
+    """Seconds of one operation: by the clock on a CPU, by events on an accelerator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[accelerator.Event] = []
+        if accelerator.is_accelerator(device):
+            self._events = [accelerator.new_event(device, timing=True) for _ in range(2)]
+            self._events[0].record()
+        self._start = self._end = time.perf_counter()
+
+    def stop(self) -> None:
+        """End the time."""
+        if self._events:
+            self._events[1].record()
+        self._end = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Return the seconds, once the device has finished the operation."""
+        return accelerator.elapsed_s(*self._events) if self._events else self._end - self._start
+
+
 @dataclass(slots=True)
 class Entry:
     """One operation that ran: its inputs, the inputs that it wrote, and its new variables."""
@@ -151,14 +173,7 @@ class Entry:
     written: list[Variable]
     made: list[Variable]
     into: Variable | None = None  # a gradient that may hold this sum, if it ends here
-    seconds: float = 0.0
-    events: tuple[accelerator.Event, accelerator.Event] | None = None
-
-    def time_s(self) -> float:
-        """Return its seconds, once the device has finished it."""
-        if self.events is None:
-            return self.seconds
-        return accelerator.elapsed_s(*self.events)
+    timer: Timer | None = None
 
 
 @dataclass
@@ -267,8 +282,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
     """Return operations with sums of gradients made in place if one of their operands ends there.
 
-    The result of such a sum replaces that operand from its birth on. `origin` is the clock at the
-    start of the iteration.
+    The result of such a sum replaces that operand from its birth on.
     """
     totals: dict[Variable, Variable] = {}
     for number in reversed(range(len(entries))):
@@ -307,8 +321,7 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
 
     A variable that is alive at the end dies in the next iteration at the function at which its
     counterpart of the iteration before died in this one, as far as both ran the same functions; if
-    that is unknown, it lives until its successor is made. `origin` is the clock at the start of the
-    iteration.
+    that is unknown, it lives until its successor is made.
     """
     names: dict[Variable, str] = {}
     born: set[Variable] = set()
@@ -354,7 +367,7 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
             "activation" if variable in born else "input" if name in deaths else "buffer"
         )
     trace = Trace(tuple(functions), sizes, kinds, deaths)
-    times = [entry.time_s() for entry in entries]
+    times = [entry.timer.seconds() if entry.timer else 0.0 for entry in entries]
     return Recording(trace, order, times, [entry.operation for entry in entries])
 
 

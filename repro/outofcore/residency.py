@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from repro.outofcore.bounds import BudgetTooSmall
-from repro.outofcore.host import HostStore, Mover, Place
+from repro.outofcore.host import IN, OUT, HostStore, Mover, Place
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -64,12 +64,7 @@ _UNKNOWN = Variable(0, 0)
 class Residency:
     """All managed storages of one device, and the bytes that they take there.
 
-    Storages of other devices, and excluded ones, are not managed.
-
-    Attributes:
-        uncounted: Bytes by address of storages not managed, since operations first used a part.
-        lock: The caller of any method here must hold it.
-        wait: Gives collectives some time to end; returns whether any were running.
+    Storages of other devices, and excluded ones, are not managed. Who calls a method holds `lock`.
     """
 
     def __init__(
@@ -87,14 +82,20 @@ class Residency:
         self.leaving: deque[Variable] = deque()  # including all with a running copy to the host
         self.ended: deque[Variable] = deque()  # ended, but still counted
         self.known: dict[int, Variable | None] = {}  # by address; None: not managed
+        # Bytes by address of storages not managed, since operations first used a part.
         self.uncounted: dict[int, int] = {}
+        # Copies that serialisers read by address: `kept` until any tensor is written.
+        self.kept: dict[Variable, torch.UntypedStorage] = {}
+        self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
+            WeakValueDictionary()
+        )
         self._aliases_met = False
         self._excluded = frozenset(excluded)
         # Weak references that report the end of a storage: its address and its variable.
         self._watches: dict[weakref.ref[torch.UntypedStorage], tuple[int, Variable | None]] = {}
         self._on_end = self._ended
         self.lock = threading.RLock()
-        self.wait: Callable[[], bool] = lambda: False
+        self.wait: Callable[[], bool] = lambda: False  # for collectives; whether any were running
         self.lies = store.whole
 
     def find(
@@ -168,9 +169,8 @@ class Residency:
 
         Other storages may share its memory, such as by DLPack: then all of them are fixed.
         """
-        start = storage.data_ptr()
+        start, counts, foreign = storage.data_ptr(), True, fixed
         end = start + storage.nbytes()
-        counts, foreign = True, fixed
         for variable in self.variables():
             if not (fixed or variable.fixed) or variable.died is not None or not variable.resident:
                 continue
@@ -246,7 +246,7 @@ class Residency:
         variable.resident = True
         self.used_bytes += variable.nbytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-        variable.incoming = self.mover.start_in(target, variable.place), storage
+        variable.incoming = self.mover.start(IN, target, variable.place), storage
         self.bytes_in += variable.nbytes
 
     def arrive(self, variable: Variable) -> None:
@@ -267,21 +267,23 @@ class Residency:
 
     def swap_out(self, variable: Variable) -> None:
         """Start the copy of a variable to the host, unless the host's copy is correct."""
-        if not variable.resident or variable.valid or variable.died is not None or variable.pins:
+        if not self._may_leave(variable) or variable.valid:
             return  # such as a variable that is still arriving
-        if not self._aliases_met:
-            self._meet_aliases()
-        if variable.locked:
-            return
         storage = variable.peek()
         if storage is None:
             return  # it has just ended in another thread
         if variable.place is None:
             variable.place = self.store.take(variable.nbytes)
-        variable.outgoing = self.mover.start_out(storage, variable.place), storage
+        variable.outgoing = self.mover.start(OUT, storage, variable.place), storage
         variable.valid = True
         self.leaving.append(variable)
         self.bytes_out += variable.nbytes
+
+    def _may_leave(self, variable: Variable) -> bool:
+        if not self._aliases_met:
+            self._meet_aliases()
+        locked = variable.locked or variable.pins or variable.died is not None
+        return variable.resident and not locked
 
     def let_go(self) -> None:
         """Release references to storages after their copies are done, so that they may end."""
@@ -309,9 +311,7 @@ class Residency:
 
     def release(self, variable: Variable) -> None:
         """Free a variable's device memory, once its copy to the host is done."""
-        if not self._aliases_met:
-            self._meet_aliases()
-        if not variable.resident or variable.locked or variable.died is not None or variable.pins:
+        if not self._may_leave(variable):
             return
         self.arrive(variable)  # until it arrives, torch does not own its memory either
         storage: Any = variable.peek()
@@ -364,9 +364,6 @@ class Residency:
         """Free device memory for `nbytes`: least recently used variables first, none in `keep`.
 
         If that is not enough and it is `strict`, wait for collectives, and then raise.
-
-        Raises:
-            BudgetTooSmall: Releasing all other variables is not enough.
         """
         kept = set(keep)
         while self.used_bytes + nbytes > self.budget_bytes:
@@ -395,22 +392,19 @@ class Residency:
         raise self._too_small(nbytes, what())
 
     def _too_small(self, nbytes: int, name: str) -> BudgetTooSmall:
-        because, variables = "", self.variables()
-        if held := sum(v.nbytes for v in variables if v.locked):
-            because = f", {held} of them of variables whose address is in use"
-            if any(v.fixed for v in variables):
-                because += " or whose memory is not torch's own"
-        if busy := sum(v.nbytes for v in variables if v.pins):
-            because += f", {busy} of them in use by collectives"
-        needed = self.used_bytes + nbytes
+        because, needed = "", self.used_bytes + nbytes
+        for what, held in (
+            ("whose address is in use, or whose memory is not torch's own", "locked"),
+            ("in use by collectives", "pins"),
+        ):
+            if busy := sum(v.nbytes for v in self.variables() if getattr(v, held)):
+                because += f", {busy} of them of variables {what}"
         return BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}", final=False)
 
     def restore(self) -> None:
         """Bring every variable back, even beyond the budget, and wait until all have arrived.
 
-        Raises:
-            OSError, RuntimeError: A variable cannot be read back, or the device has no more memory;
-                all others are back.
+        Where one cannot be brought back, the error is raised when all others are.
         """
         failed: Exception | None = None
         for variable in self.variables():
@@ -425,66 +419,48 @@ class Residency:
         if failed is not None:
             raise failed
 
-
-class Addresses:
-    """Tensors that are read by their address, unseen by operations.
-
-    The caller must hold the residency's lock.
-
-    Attributes:
-        kept: Copies that serialisers read by address; to be cleared when any tensor is written.
-    """
-
-    def __init__(self, residency: Residency) -> None:
-        self._residency = residency
-        self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
-            WeakValueDictionary()
-        )
-        self.kept: dict[Variable, torch.UntypedStorage] = {}
+    # ---- tensors that are read by their address, unseen by operations
 
     def bring(self, tensor: torch.Tensor, lock: bool) -> None:
         """Bring a tensor's bytes to the device; with `lock` they stay there."""
-        residency = self._residency
-        variable = residency.find(tensor)
+        variable = self.find(tensor)
         if variable is None:
             return
         if not variable.resident:
-            residency.on_demand += 1
-            residency.make_room(variable.nbytes, (variable,), lambda: "reading a tensor's address")
-            residency.swap_in(variable)
-        residency.arrive(variable)
-        residency.written(variable)  # it may be written unnoticed
-        variable.used = residency.clock
+            self.on_demand += 1
+            self.make_room(variable.nbytes, (variable,), lambda: "reading a tensor's address")
+            self.swap_in(variable)
+        self.arrive(variable)
+        self.written(variable)  # it may be written unnoticed
+        variable.used = self.clock
         variable.locked = variable.locked or lock
 
     def unlock(self, tensor: torch.Tensor | None) -> None:
         """Let a tensor, or all of them, be swapped out again."""
-        known = self._residency.look_up(tensor) if tensor is not None else None
-        for variable in [known] if tensor is not None else self._residency.variables():
+        for variable in self.variables() if tensor is None else [self.look_up(tensor)]:
             if variable is not None and variable.locked:
-                self._residency.resized(variable)
+                self.resized(variable)
                 variable.locked, variable.unlocked = variable.fixed, True
 
     def snapshot(self, tensor: torch.Tensor, keep: bool) -> torch.UntypedStorage:
         """Return a copy of a tensor's storage on the host; `keep` adds it to `kept`."""
-        residency = self._residency
-        variable = residency.find(tensor)
+        variable = self.find(tensor)
         if variable is None:
             return tensor.untyped_storage()
-        key = id(variable), residency.clock
+        key = id(variable), self.clock
         saved = self.kept.get(variable) if keep else self._saved.get(key)
         if saved is not None:
             return saved
         if variable.resident:
-            residency.arrive(variable)
+            self.arrive(variable)
             saved = variable.storage().cpu()
-            if residency.device.type == "cpu":
+            if self.device.type == "cpu":
                 saved = saved.clone()
         else:
             assert variable.place is not None
-            residency.mover.finish()
+            self.mover.finish()
             saved = torch.UntypedStorage(variable.nbytes)
-            residency.store.read(variable.place, saved.data_ptr())
+            self.store.read(variable.place, saved.data_ptr())
         if keep:
             self.kept[variable] = saved
         else:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -14,7 +14,6 @@ from repro.measure import accelerator
 from repro.outofcore.iterations import Follower, Iterations, Step
 from repro.outofcore.operands import Operands
 from repro.outofcore.operations import (
-    Timer,
     as_computed,
     by_values,
     divide,
@@ -22,13 +21,23 @@ from repro.outofcore.operations import (
     run_in_parts,
     say_once,
 )
-from repro.outofcore.recording import ADD, ADD_INTO, Signature, Sums, signature, tensors_in
-from repro.outofcore.residency import Addresses, Residency, Variable
+from repro.outofcore.recording import (
+    ADD,
+    ADD_INTO,
+    Entry,
+    Signature,
+    Sums,
+    Timer,
+    signature,
+    tensors_in,
+)
+from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Kind
 
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
 _PATIENCE_S = 300.0  # longest wait for another thread's operation
 UNLIMITED = 1 << 62  # bytes: a budget for recording only, with one part per element
+Arguments = tuple[Any, ...]
 
 
 class Collectives:
@@ -46,8 +55,7 @@ class Collectives:
         handles = [value for value in result if isinstance(value, torch.ScriptObject)]
         for variable in inputs:
             variable.pins += 1
-        works = [torch._C._distributed_c10d.Work.unbox(handle) for handle in handles]
-        self.works.append((works, inputs))
+        self.works.append(([torch._C._distributed_c10d.Work.unbox(h) for h in handles], inputs))
         self.let_go()
 
     def let_go(self) -> None:
@@ -70,12 +78,6 @@ class Collectives:
         return True
 
 
-def wait_for(result: Any) -> None:
-    """Wait for a functional collective, by the tensors in its result."""
-    for tensor in tensors_in(result):
-        torch.ops._c10d_functional.wait_tensor(tensor)
-
-
 def in_compiled() -> bool:
     """Whether a function that torch.compile made is running."""
     frame: FrameType | None = sys._getframe(1)
@@ -86,10 +88,6 @@ def in_compiled() -> bool:
     return frame is not None
 
 
-def _varies(known: Signature, operation: OpOverload, args: tuple[Any, ...]) -> bool:
-    return known.collective or by_values(operation, args)
-
-
 class Running:
     """Runs each operation with its inputs on the device and room for its results.
 
@@ -97,16 +95,15 @@ class Running:
     operation at a time.
     """
 
-    def __init__(self, residency: Residency, addresses: Addresses, iterations: Iterations) -> None:
-        device = residency.device
+    def __init__(self, residency: Residency, iterations: Iterations) -> None:
+        device, self._iterations = residency.device, iterations
         self._residency, self._lock = residency, residency.lock
-        self._addresses, self._iterations = addresses, iterations
         self._computes = device.type != "meta"  # tensors on meta take no room
         self._sums = Sums(device if self._computes else torch.device("cpu"))
-        self.operands = Operands(residency, partial(addresses.bring, lock=True))
+        self.operands = Operands(residency, partial(residency.bring, lock=True))
         self.collectives = Collectives()
 
-    def follow(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def follow(self, operation: OpOverload, args: Arguments, kwargs: dict[str, Any]) -> Any:
         """Run an operation on the fast path, if it is exactly the plan's next step."""
         iterations = self._iterations
         follower = iterations.follower
@@ -116,7 +113,9 @@ class Running:
         given = args
         if step is None and operation is ADD:
             step, given = self._planned_sum(follower, args, kwargs)
-        if step is None or (step.varies and _varies(step.signature, operation, args)):
+        if step is None or (
+            step.varies and (step.signature.collective or by_values(operation, args))
+        ):
             return self._run(operation, args, kwargs)
         residency, known = self._residency, step.signature
         with self._lock:
@@ -129,23 +128,74 @@ class Running:
             result = step.operation._op(*given, **kwargs)
             made = self._ended(known, given, kwargs, inputs, written, result)
             residency.clock += 1
-            if step.births or made:
-                step = iterations.ran(step, step.operation, inputs, written, made, None)
-            else:
+            if not (step.births or made) or follower.bind_made(step, made):
                 follower.cursor += 1
-            if step is not None and step.after:
-                self._act(step.after, (), known.name)
+                if step.after:
+                    self._act(step.after, (), known.name)
+            else:
+                iterations.leave()
+                iterations.ran(None, Entry(step.operation, inputs, written, made))
         return result
 
     def _planned_sum(
-        self, follower: Follower, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Step | None, tuple[Any, ...]]:
+        self, follower: Follower, args: Arguments, kwargs: dict[str, Any]
+    ) -> tuple[Step | None, Arguments]:
         """Return the plan's next step if it makes this sum in place, and the arguments."""
         step = follower.upcoming(ADD_INTO)
         operand = None if step is None else self._sums.into(args, kwargs)
         if operand is None:
             return None, args
         return step, args[::-1] if operand else args
+
+    def _run(self, operation: OpOverload, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        """Run an operation, whether it is planned or not."""
+        residency, iterations = self._residency, self._iterations
+        known = signature(operation)
+        if known.ignored:
+            return operation._op(*args, **kwargs)
+        into: int | None = None
+        if operation is ADD and (operand := self._sums.into(args, kwargs)) is not None:
+            follower = iterations.follower
+            if follower is not None and follower.upcoming(ADD_INTO) is not None:
+                operation, args = ADD_INTO, args if operand == 0 else args[::-1]
+                known = signature(operation)
+            else:
+                into = operand
+        with self._lock:
+            if known.grouped:
+                budget = residency.budget_bytes
+                parts = divide(args, budget / _PART if budget < UNLIMITED else 0)
+                if len(parts) > 1:
+                    return run_in_parts(self.follow, operation, parts, args, kwargs)
+            inputs, written = self.operands.of(known, args, kwargs)
+            step = iterations.expected(operation, inputs)
+            if iterations.recorded is None and in_compiled():
+                say_once(
+                    "compile",
+                    "within OutOfCore a compiled function runs as if it were not compiled, as "
+                    "every operation has to be seen: its values are those of the function itself",
+                )
+            self._bring_in(step, known.name, inputs)
+            if step is not None and not (known.by_values and by_values(operation, args)):
+                nbytes, certain = step.birth_bytes, True
+            else:
+                nbytes, certain = self._result_bytes(operation, known, args, kwargs)
+            self._promise(known.name, inputs, written, nbytes, certain)
+            timer = Timer(residency.device) if iterations.log is not None else None
+            result = operation._op(*args, **kwargs)
+            if timer:
+                timer.stop()
+            if not self._computes:
+                result = as_computed(operation, args, result)
+            made = self._ended(known, args, kwargs, inputs, written, result)
+            if not inputs and not made:
+                return result
+            residency.clock += 1
+            summed = None if into is None else residency.look_up(args[into])
+            step = iterations.ran(step, Entry(operation, inputs, written, made, summed, timer))
+            if step is not None and step.after:
+                self._act(step.after, (), known.name)
+        return result
 
     def _bring_in(self, step: Step | None, name: str, inputs: list[Variable]) -> None:
         """Bring an operation's inputs to the device."""
@@ -168,6 +218,14 @@ class Running:
             if variable.incoming is not None:
                 residency.arrive(variable)
 
+    def _result_bytes(
+        self, operation: OpOverload, known: Signature, args: Arguments, kwargs: dict[str, Any]
+    ) -> tuple[int, bool]:
+        if not (known.makes or known.resizes) or known.collective or not self._computes:
+            return 0, True
+        room = self._residency.budget_bytes - self._residency.used_bytes
+        return result_bytes(operation, args, kwargs, room)
+
     def _promise(
         self,
         name: str,
@@ -183,61 +241,13 @@ class Running:
         for variable in written:
             if variable.valid:
                 residency.written(variable)
-        if written and self._addresses.kept:
-            self._addresses.kept.clear()
-
-    def _make_room_late(self, name: str, keep: tuple[Variable, ...]) -> None:
-        """Return to the budget after an operation made more bytes than predicted."""
-        residency = self._residency
-        held = residency.used_bytes
-        residency.make_room(0, keep, partial(self._where, name))
-        say_once(
-            f"more {name}",
-            f"{name} made more than could be foretold: for a moment there were {held} bytes "
-            f"of tensors, above the budget of {residency.budget_bytes}. Give a custom operation "
-            "its shapes (torch.library.register_fake), or lower the budget by the difference",
-        )
-
-    def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation, whether it is planned or not."""
-        residency, iterations = self._residency, self._iterations
-        known = signature(operation)
-        if known.ignored:
-            return operation._op(*args, **kwargs)
-        into: int | None = None
-        if operation is ADD and (operand := self._sums.into(args, kwargs)) is not None:
-            if iterations.sums_in_place():
-                operation, args = ADD_INTO, args if operand == 0 else args[::-1]
-                known = signature(operation)
-            else:
-                into = operand
-        with self._lock:
-            if known.grouped:
-                budget = residency.budget_bytes
-                parts = divide(args, budget / _PART if budget < UNLIMITED else 0)
-                if len(parts) > 1:
-                    return run_in_parts(self.follow, operation, parts, args, kwargs)
-            step, inputs, written = self._prepare(operation, known, args, kwargs)
-            timer = Timer(residency.device) if iterations.log is not None else None
-            result = operation._op(*args, **kwargs)
-            if timer:
-                timer.stop()
-            if not self._computes:
-                result = as_computed(operation, args, result)
-            made = self._ended(known, args, kwargs, inputs, written, result)
-            if not inputs and not made:
-                return result
-            residency.clock += 1
-            summed = None if into is None else residency.look_up(args[into])
-            step = iterations.ran(step, operation, inputs, written, made, timer, summed)
-            if step is not None and step.after:
-                self._act(step.after, (), known.name)
-        return result
+        if written and residency.kept:
+            residency.kept.clear()
 
     def _ended(
         self,
         known: Signature,
-        args: tuple[Any, ...],
+        args: Arguments,
         kwargs: dict[str, Any],
         inputs: list[Variable],
         written: list[Variable],
@@ -250,44 +260,22 @@ class Running:
             self.operands.resized(known, args, kwargs, written, made)
         if known.collective:
             self.collectives.work_on(result, inputs)
-        elif known.awaited:
-            wait_for(result)
-        if residency.used_bytes > residency.peak_bytes:
-            residency.peak_bytes = residency.used_bytes
-        if residency.used_bytes > residency.budget_bytes:
-            self._make_room_late(known.name, (*inputs, *made))
-        return made
-
-    def _prepare(
-        self, operation: OpOverload, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Step | None, list[Variable], list[Variable]]:
-        """Bring an operation's inputs to the device, and make room for its results.
-
-        Return its step of the plan, its inputs, and the inputs that it writes.
-        """
-        inputs, written = self.operands.of(known, args, kwargs)
-        step = self._iterations.expected(operation, inputs)
-        if self._iterations.recorded is None and in_compiled():
+        elif known.awaited:  # a functional collective is waited for
+            for tensor in tensors_in(result):
+                torch.ops._c10d_functional.wait_tensor(tensor)
+        held = residency.used_bytes
+        if held > residency.peak_bytes:
+            residency.peak_bytes = held
+        if held > residency.budget_bytes:
+            residency.make_room(0, (*inputs, *made), partial(self._where, known.name))
             say_once(
-                "compile",
-                "within OutOfCore a compiled function runs as if it were not compiled, as every "
-                "operation has to be seen: its values are those of the function itself",
+                f"more {known.name}",
+                f"{known.name} made more than could be foretold: for a moment there were {held} "
+                f"bytes of tensors, above the budget of {residency.budget_bytes}. Give a custom "
+                "operation its shapes (torch.library.register_fake), or lower the budget by the "
+                "difference",
             )
-        self._bring_in(step, known.name, inputs)
-        if step is not None and not (known.by_values and by_values(operation, args)):
-            nbytes, certain = step.birth_bytes, True
-        else:
-            nbytes, certain = self._result_bytes(operation, known, args, kwargs)
-        self._promise(known.name, inputs, written, nbytes, certain)
-        return step, inputs, written
-
-    def _result_bytes(
-        self, operation: OpOverload, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[int, bool]:
-        if not (known.makes or known.resizes) or known.collective or not self._computes:
-            return 0, True
-        room = self._residency.budget_bytes - self._residency.used_bytes
-        return result_bytes(operation, args, kwargs, room)
+        return made
 
     def _where(self, name: str) -> str:
         return f"function {self._residency.clock - self._iterations.origin} ({name})"
@@ -295,16 +283,16 @@ class Running:
     def _act(
         self, actions: tuple[tuple[Kind, int], ...], keep: Iterable[Variable], name: str
     ) -> None:
-        assert self._iterations.follower is not None
-        residency, bound = self._residency, self._iterations.follower.bound
+        iterations, residency = self._iterations, self._residency
+        assert iterations.follower is not None and iterations.plan is not None
         for kind, v in actions:
-            variable = bound[v]
+            variable = iterations.follower.bound[v]
             if variable is None or variable.died is not None:
                 continue
-            if kind is Kind.SWAP_OUT and variable.raw:
-                continue  # copied at the end, when nothing writes it any more
             if kind is Kind.SWAP_OUT:
-                if self._iterations.plan is not None and self._iterations.plan.copies_again:
+                if variable.raw:
+                    continue  # copied at the end, when nothing writes it any more
+                if iterations.plan.copies_again:
                     residency.written(variable)  # marked as written: the plan copies again
                 residency.swap_out(variable)
             elif kind is Kind.RELEASE:
@@ -316,7 +304,7 @@ class Running:
                     residency.arrive(variable)
                 variable.used = residency.clock
 
-    def run_beside(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_beside(self, operation: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
         """Run an operation outside all plans: of another thread, or of higher order.
 
         Raises:
@@ -339,31 +327,32 @@ class Running:
                 "run one at a time, and one of them does not end; it must not wait for a thread"
             )
         try:
-            if known is None:  # of higher order: it calls functions with unseen operations
-                inputs = written = self.operands.held(args, kwargs)
-                call, nbytes, certain = operation, 0, True
-            else:
+            if known is not None:
                 inputs, written = self.operands.of(known, args, kwargs)
-            self._bring_in(None, name, inputs)
-            if known is not None:
-                call = operation._op
-                nbytes, certain = self._result_bytes(operation, known, args, kwargs)
-            self._promise(name, inputs, written, nbytes, certain)
-            self._other_streams()
-            result = call(*args, **kwargs)
-            self._other_streams()
-            if known is not None:
+                self._bring_in(None, name, inputs)
+                promised = self._result_bytes(operation, known, args, kwargs)
+                self._promise(name, inputs, written, *promised)
+                result = self._alone(operation._op, args, kwargs)
                 self._ended(known, args, kwargs, inputs, written, result)
-            else:
-                made = self.operands.made(result, inputs)
-                residency = self._residency
-                residency.peak_bytes = max(residency.peak_bytes, residency.used_bytes)
-                residency.make_room(0, (*inputs, *made), lambda: name, strict=False)
+                return result
+            # It calls functions with unseen operations.
+            inputs = self.operands.held(args, kwargs)
+            self._bring_in(None, name, inputs)
+            self._promise(name, inputs, inputs, 0, True)
+            result = self._alone(operation, args, kwargs)
+            made, residency = self.operands.made(result, inputs), self._residency
+            residency.peak_bytes = max(residency.peak_bytes, residency.used_bytes)
+            residency.make_room(0, (*inputs, *made), lambda: name, strict=False)
             return result
         finally:
             self._lock.release()
 
-    def _other_streams(self) -> None:
+    def _alone(self, call: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
+        """Call while an accelerator does nothing else: each thread has its own current stream."""
         device = self._residency.device
-        if accelerator.is_accelerator(device):  # each thread has its own current stream
-            accelerator.synchronize(device)
+        if not accelerator.is_accelerator(device):
+            return call(*args, **kwargs)
+        accelerator.synchronize(device)
+        result = call(*args, **kwargs)
+        accelerator.synchronize(device)
+        return result

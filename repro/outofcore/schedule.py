@@ -1,6 +1,6 @@
 """Swap schedules by a window of bytes that slides over the variable-sequence.
 
-Source: Hayakawa and Narihira, section 3 and figure 2; the algorithm is `_Window.iteration`.
+Source: Hayakawa and Narihira, section 3 and figure 2; the algorithm is `Cycle.iteration`.
 
 Differs from the paper: the window counts a variable once, and takes it in only if all functions up
 to its use stay within the budget, so that no prefetch is withdrawn. A reserved swap-out is carried
@@ -58,17 +58,10 @@ def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach |
     collecting = gc.isenabled()
     gc.disable()
     try:
-        run = _Window(trace, budget_bytes, window_bytes, reach)
-        for _ in range(_PASSES):
-            start = run.state()
-            run.iteration()
-            if run.state() == start:
-                return run.plan(start)
-        run = _Window(trace, budget_bytes, window_bytes, reach)
-        run.iteration(closed=True)
-        start = run.state()
-        run.iteration(closed=True)
-        return run.plan(start)
+        given = trace, budget_bytes, window_bytes, reach
+        plan = _Window(*given).settled(_PASSES) or _Window(*given, closed=True).settled(3)
+        assert plan is not None  # a closed iteration begins with nothing on the device
+        return plan
     finally:
         if collecting:
             gc.enable()
@@ -85,11 +78,7 @@ def tune_window(
 
     Tried are windows of `WINDOW_SHARES` of the budget in bytes, as in the paper; and, since times
     may be far from proportional to bytes, windows of `TIME_SHARES` of the computation in seconds
-    and of 2 to 256 functions. Among equal times, the plan that moves fewer bytes is taken. The
-    arguments are those of `plan_swaps` and of `SwapPlan.simulate`.
-
-    Raises:
-        BudgetTooSmall: One function alone needs more than the budget.
+    and of 2 to 256 functions. Arguments and errors are those of `plan_packed`.
     """
     times = np.asarray(compute_times, dtype=np.float64)
     best = fastest(windows(trace, budget_bytes, times), times, bandwidth, latency_s)
@@ -135,62 +124,34 @@ def windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iter
         )
 
 
-class _Window:
-    """The state of an endless sequence of planned iterations.
+class Cycle:
+    """An endless sequence of iterations, with what is on the device and on the host.
+
+    A subclass decides what enters before a function and what leaves after it. A leaving variable is
+    only reserved to leave: it is copied and released when its memory is needed, oldest first.
 
     Variables are numbers here. A variable that does not persist has two instances, 2 v and 2 v + 1,
-    in alternate iterations, since the window may hold its next birth while the earlier one is still
+    in alternate iterations, since a window may hold its next birth while the earlier one is still
     alive. Functions are numbered across iterations: f_a is number a % n of iteration a // n.
     """
 
-    at: int
-    alive: list[bool]
+    scheduler = "window"
+    window: int | None = None
+    closed = False  # empty the device after each iteration
 
-    def iteration(self, closed: bool = False) -> None:
-        """Plan one iteration (section 3, figure 2).
+    def entering(self, a: int) -> Iterable[tuple[Kind, int]]:
+        """Return the variables to bring in before f_a, and how."""
+        raise NotImplementedError
 
-        Args:
-            closed: Keep the window within the iteration, and empty the device after it.
-        """
-        n, size = self.n, self.size
-        self.before: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
-        self.after: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
-        self.carried: set[int] = set()  # the iteration before's swap-outs that are carried out
-        self.start = start = self.at
-        for a in range(start, start + n):
-            self.at, number = a, a - start
-            actions = self.before[number]
-            for v in self.ending[number]:  # of this iteration or the one before
-                self._die(self._instance(v, (a - self.death[v]) // n))
-            # (a) Swap in the variables that enter the window,
-            end = a + n if self.reach is None else start + self.reach[number]
-            for kind, x in self._entering(a, min(end, start + n) if closed else end):
-                # (b) and if that exceeds the budget, wait for the oldest swap-outs first.
-                self._make_room(size[x], actions)
-                actions.append((kind, x))
-                self._allocate(x)
-            # Run f_a.
-            for x in self._run(a):
-                self._make_room(size[x], actions)
-                self.alive[x] = True
-                self._allocate(x)
-            # (c) Reserve the swap-outs of the variables that leave the window,
-            for x, use in self._leaving(a):
-                # (d) except of dead variables.
-                if self.persists[x // 2] or self.death[x // 2] != number + 1:
-                    self.reserved[x] = use
-                    self.queue.append(use)
-        self.at = start + n
-        while closed and self.queue:
-            self._release_oldest(self.after[-1])
+    def leaving(self, a: int) -> Iterable[int]:
+        """Return the uses at f_a, numbered across iterations, after which variables may leave."""
+        raise NotImplementedError
 
-    def __init__(
-        self, trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None
-    ) -> None:
-        self.trace, self.budget, self.window, self.reach = trace, budget_bytes, window_bytes, reach
+    def __init__(self, trace: Trace, budget_bytes: int) -> None:
+        self.trace, self.budget = trace, budget_bytes
         self.n = n = len(trace.functions)
         self.names = list(trace.accesses)
-        number = {name: v for v, name in enumerate(self.names)}
+        self.number = number = {name: v for v, name in enumerate(self.names)}
         self.persists = [name in trace.persistent for name in self.names]
         self.size = [trace.sizes[name] for name in self.names for _ in range(2)]
         self.death = [trace.lifetimes.get(name, (0, 0))[1] for name in self.names]
@@ -219,51 +180,78 @@ class _Window:
             self.first.append(len(self.function))
         # State. Everything that persists starts on the host.
         total = 2 * len(self.names)
-        self.at = self.head = 0  # the function, and the next entry to take into the window
-        self.window_used = self.used = 0
+        self.at = self.start = self.used = 0  # the function, the iteration's first one, and bytes
         self.alive = [x % 2 == 0 and self.persists[x // 2] for x in range(total)]
         self.valid = self.alive.copy()
         self.device = [False] * total
-        self.last_seen = [-1] * total  # the last use within the window
         # Reserved swap-outs: by variable the use after which, numbered across iterations; and these
         # uses, oldest first, including cancelled ones.
         self.reserved: dict[int, int] = {}
         self.queue: deque[int] = deque()
-        # Bytes that the window takes at each function from `at` to `frontier`: committed + offset.
-        self.committed = np.zeros((_PASSES + 3) * n, dtype=np.int64)
-        self.offset = 0
-        self.most = 0  # the largest of committed[at : frontier + 1]
-        self.frontier = -1
+        self.before: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
+        self.after = self.before
+
+    def settled(self, iterations: int) -> SwapPlan | None:
+        """Return the plan of the iteration that starts as the one before; None without one."""
+        for _ in range(iterations):
+            start = self.state()
+            self.iteration()
+            if self.state() == start:
+                return self.plan(start)
+        return None
+
+    def iteration(self) -> None:
+        """Plan one iteration (section 3, figure 2)."""
+        n = self.n
+        self.before, self.after = [[] for _ in range(n)], [[] for _ in range(n)]
+        self.carried: set[int] = set()  # the iteration before's swap-outs that are carried out
+        self.start = start = self.at
+        for a in range(start, start + n):
+            self.at, number = a, a - start
+            actions = self.before[number]
+            for v in self.ending[number]:  # of this iteration or the one before
+                self._die(2 * v if self.persists[v] else 2 * v + (a - self.death[v]) // n % 2)
+            # (a) Swap in the variables that enter,
+            for kind, x in self.entering(a):
+                # (b) and if that exceeds the budget, wait for the oldest swap-outs first.
+                self._allocate(x, actions)
+                actions.append((kind, x))
+            # Run f_a.
+            instances = self.instances[start // n % 2]
+            for entry in range(self.first[number], self.first[number + 1]):
+                x = instances[entry]
+                if self.born[entry]:
+                    self._allocate(x, actions)
+                    self.alive[x] = True
+                if self.written[entry]:
+                    self.valid[x] = False
+            # (c) Reserve the swap-outs of the variables that leave,
+            for use in self.leaving(a):
+                x = instances[use % len(self.function)]
+                # (d) except of dead variables.
+                if self.persists[x // 2] or self.death[x // 2] != number + 1:
+                    self.reserved[x] = use
+                    self.queue.append(use)
+        self.at = start + n
+        while self.closed and self.queue:
+            self.release_oldest(self.after[-1])
 
     def state(self) -> tuple[Any, ...]:
         """Return the state that determines the next iteration, counted from its start."""
-        cycle = self.at // self.n
-
-        def relative(x: int) -> tuple[int, int]:
-            return x // 2, 0 if self.persists[x // 2] else (x - cycle) % 2
-
-        def turned(flags: list[bool]) -> frozenset[tuple[int, int]]:
-            return frozenset(relative(x) for x, flag in enumerate(flags) if flag)
-
-        passed = cycle * len(self.function)
-        reserved = set(self.reserved.values())
-        seen = enumerate(self.last_seen)
+        passed, reserved = self.at // self.n * len(self.function), set(self.reserved.values())
         return (
-            turned(self.device),
-            turned(self.valid),
-            turned(self.alive),
+            self._turned(self.device),
+            self._turned(self.valid),
+            self._turned(self.alive),
             tuple(use - passed for use in self.queue if use in reserved),
-            self.head - passed,
-            frozenset((relative(x), last - self.at) for x, last in seen if last >= self.at),
-            (self.committed[self.at : self.frontier + 1] + self.offset).tobytes(),
         )
 
-    def _instance(self, v: int, cycle: int) -> int:
-        return 2 * v if self.persists[v] else 2 * v + cycle % 2
+    def _turned(self, flags: list[bool]) -> frozenset[tuple[int, int]]:
+        return frozenset(self.relative(x) for x, flag in enumerate(flags) if flag)
 
-    def _allocate(self, x: int) -> None:
-        self.device[x] = True
-        self.used += self.size[x]
+    def relative(self, x: int) -> tuple[int, int]:
+        """Return a variable, and whether it is of another iteration than this one."""
+        return x // 2, 0 if self.persists[x // 2] else (x - self.at // self.n) % 2
 
     def _die(self, x: int) -> None:
         if self.device[x]:
@@ -271,13 +259,85 @@ class _Window:
         self.alive[x] = self.device[x] = self.valid[x] = False
         self.reserved.pop(x, None)
 
-    def _entering(self, a: int, end: int) -> list[tuple[Kind, int]]:
+    def _allocate(self, x: int, actions: list[tuple[Kind, int]]) -> None:
+        while self.used + self.size[x] > self.budget:
+            self.release_oldest(actions)
+        self.device[x] = True
+        self.used += self.size[x]
+
+    def release_oldest(self, actions: list[tuple[Kind, int]]) -> None:
+        """Carry out the oldest reserved swap-out."""
+        use = self.queue.popleft()
+        cycle, entry = divmod(use, len(self.function))
+        x = self.instances[cycle % 2][entry]
+        if self.reserved.get(x) != use:
+            return  # cancelled meanwhile
+        del self.reserved[x]
+        if not self.valid[x] and self.value_used[entry]:
+            self.after[self.function[entry]].append((Kind.SWAP_OUT, x))
+            self.valid[x] = True
+            if cycle * self.n < self.start:
+                self.carried.add(x)
+        actions.append((Kind.RELEASE, x))
+        self.device[x] = False
+        self.used -= self.size[x]
+
+    def plan(self, start: tuple[Any, ...]) -> SwapPlan:
+        """Return the plan of the last iteration, which started and ended in state `start`."""
+        alive = self.trace.alive_at_start  # without variables that die with the last function
+        resident, valid = (alive & {self.names[v] for v, _ in names} for names in start[:2])
+        outgoing = alive & {self.names[x // 2] for x in self.carried}
+        before, after = (
+            tuple(tuple(Action(kind, self.names[x // 2]) for kind, x in made) for made in actions)
+            for actions in (self.before, self.after)
+        )
+        sets = resident, valid | outgoing, outgoing
+        named = self.scheduler, self.window
+        return SwapPlan(self.trace, self.budget, before, after, *sets, *named)
+
+
+class _Window(Cycle):
+    """The variables from the current function on, as many as the window and the budget hold."""
+
+    window: int
+
+    def __init__(
+        self,
+        trace: Trace,
+        budget_bytes: int,
+        window_bytes: int,
+        reach: Reach | None,
+        closed: bool = False,  # keep the window within the iteration
+    ) -> None:
+        super().__init__(trace, budget_bytes)
+        self.window, self.reach, self.closed = window_bytes, reach, closed
+        self.head = self.window_used = 0  # the next entry to take into the window, and bytes
+        self.last_seen = [-1] * 2 * len(self.names)  # the last use within the window
+        # Bytes that the window takes at each function from `at` to `frontier`: committed + offset.
+        self.committed = np.zeros((_PASSES + 3) * self.n, dtype=np.int64)
+        self.offset = 0
+        self.most = 0  # the largest of committed[at : frontier + 1]
+        self.frontier = -1
+
+    def state(self) -> tuple[Any, ...]:
+        """Return the state that determines the next iteration, counted from its start."""
+        at, seen = self.at, enumerate(self.last_seen)
+        return (
+            *super().state(),
+            self.head - at // self.n * len(self.function),
+            frozenset((self.relative(x), last - at) for x, last in seen if last >= at),
+            (self.committed[at : self.frontier + 1] + self.offset).tobytes(),
+        )
+
+    def entering(self, a: int) -> list[tuple[Kind, int]]:
         """Take variables into the window while there is room; return those to bring in.
 
         No variable of the window may be released for another, so that nothing moves here.
         """
         function, size, last_seen = self.function, self.size, self.last_seen
-        count = len(function)
+        count, last = len(function), self.start + self.n
+        end = a + self.n if self.reach is None else self.start + self.reach[a - self.start]
+        end = min(end, last) if self.closed else end
         incoming: list[tuple[Kind, int]] = []
         if a and self.committed[a - 1] >= self.most:  # the function that needed most has run
             self.most = int(self.committed[a : self.frontier + 1].max(initial=-self.offset))
@@ -325,55 +385,12 @@ class _Window:
             self.offset += nbytes
         return True
 
-    def _make_room(self, nbytes: int, actions: list[tuple[Kind, int]]) -> None:
-        while self.used + nbytes > self.budget:
-            self._release_oldest(actions)
-
-    def _release_oldest(self, actions: list[tuple[Kind, int]]) -> None:
-        use = self.queue.popleft()
-        cycle, entry = divmod(use, len(self.function))
-        x = self.instances[cycle % 2][entry]
-        if self.reserved.get(x) != use:
-            return  # cancelled meanwhile
-        del self.reserved[x]
-        if not self.valid[x] and self.value_used[entry]:
-            self.after[self.function[entry]].append((Kind.SWAP_OUT, x))
-            self.valid[x] = True
-            if cycle * self.n < self.start:
-                self.carried.add(x)
-        actions.append((Kind.RELEASE, x))
-        self.device[x] = False
-        self.used -= self.size[x]
-
-    def _run(self, a: int) -> Iterator[int]:
-        """Run f_a: yield the variables born there, and note the written ones."""
-        cycle, number = divmod(a, self.n)
-        instances = self.instances[cycle % 2]
-        for entry in range(self.first[number], self.first[number + 1]):
-            x = instances[entry]
-            if self.born[entry]:
-                yield x
-            if self.written[entry]:
-                self.valid[x] = False
-
-    def _leaving(self, a: int) -> Iterator[tuple[int, int]]:
-        """Yield (variable, its last use) for each variable that leaves the window with f_a."""
+    def leaving(self, a: int) -> Iterator[int]:
+        """Yield the last uses in the window of the variables that leave it with f_a."""
         cycle, number = divmod(a, self.n)
         instances, passed = self.instances[cycle % 2], cycle * len(self.function)
         for entry in range(self.first[number], self.first[number + 1]):
             x = instances[entry]
             if self.last_seen[x] == a:
                 self.window_used -= self.size[x]
-                yield x, passed + entry
-
-    def plan(self, start: tuple[Any, ...]) -> SwapPlan:
-        """Return the plan of the last iteration, which started and ended in state `start`."""
-        alive = self.trace.alive_at_start  # without variables that die with the last function
-        resident, valid = (alive & {self.names[v] for v, _ in names} for names in start[:2])
-        outgoing = alive & {self.names[x // 2] for x in self.carried}
-        before, after = (
-            tuple(tuple(Action(kind, self.names[x // 2]) for kind, x in made) for made in actions)
-            for actions in (self.before, self.after)
-        )
-        sets = resident, valid | outgoing, outgoing
-        return SwapPlan(self.trace, self.budget, before, after, *sets, window_bytes=self.window)
+                yield passed + entry

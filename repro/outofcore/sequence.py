@@ -1,8 +1,7 @@
 """One training iteration as a sequence of functions, with their variables, and actions.
 
-Source: Hayakawa and Narihira, "Out-of-core training for extremely large-scale neural networks with
-adaptive window-based scheduling", section 3: the function-sequence [f_1, ..., f_n], the variables
-that each function uses, and the bytes b_v of each variable. A variable is one storage: views and
+Source: Hayakawa and Narihira, section 3: the function-sequence [f_1, ..., f_n], the variables that
+each function uses, and the bytes b_v of each variable. A variable is one storage: views and
 in-place results of a tensor are the same variable.
 """
 
@@ -58,8 +57,7 @@ class Function:
             given = getattr(self, which)
             if isinstance(given, str):
                 raise TraceError(f"{which} of {self.name} is the text {given!r}: give a sequence")
-            # dict.fromkeys keeps each variable once, in order.
-            object.__setattr__(self, which, tuple(dict.fromkeys(given)))
+            object.__setattr__(self, which, tuple(dict.fromkeys(given)))  # each once, in order
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -158,10 +156,7 @@ class Trace:
 
     @cached_property
     def lifetimes(self) -> dict[str, tuple[int, int]]:
-        """For each variable that does not persist, (birth, death): it exists in [birth, death).
-
-        The death may lie beyond the last function: see `deaths`.
-        """
+        """For each variable that does not persist, (birth, death): it exists in [birth, death)."""
         return {
             name: (used[0], self.deaths.get(name, used[-1] + 1))
             for name, used in self.accesses.items()
@@ -183,10 +178,7 @@ class Trace:
 
     @cached_property
     def ending(self) -> list[list[str]]:
-        """For each function the variables that end before it, of this iteration or the last.
-
-        Variables that end with the last function are listed for the first.
-        """
+        """For each function the variables that end before it; with the last, for the first."""
         ending: list[list[str]] = [[] for _ in self.functions]
         for name, (_, death) in self.lifetimes.items():
             ending[death % len(ending)].append(name)

@@ -33,20 +33,16 @@ class Simulation:
     """One iteration of a plan once it repeats.
 
     Attributes:
-        time_s: Seconds of the iteration.
-        compute_s: Seconds of its functions alone.
-        bytes_in: Bytes copied to the device; bytes_out: to the host.
         memory_bytes: (n,) bytes held on the device while each function runs, including its outputs
             and running copies in both directions.
-        starts_s: (n,) start of each function, from the start of the iteration.
-        ends_s: (n,) end of each function.
+        starts_s: (n,) start of each function, from the start of the iteration; `ends_s` likewise.
         transfers: The copies that begin in the iteration.
     """
 
     time_s: float
-    compute_s: float
-    bytes_in: int
-    bytes_out: int
+    compute_s: float  # of its functions alone
+    bytes_in: int  # copied to the device
+    bytes_out: int  # copied to the host
     memory_bytes: NDArray[np.int64] = field(repr=False)
     starts_s: NDArray[np.float64] = field(repr=False)
     ends_s: NDArray[np.float64] = field(repr=False)
@@ -76,9 +72,7 @@ def simulate(
 ) -> Simulation:
     """Simulate a plan until its iterations repeat: `SwapPlan.simulate`."""
     times, rates = checked_times(plan.trace, compute_times, latency_s), checked_rates(bandwidth)
-    memory = _memory(plan)
-    device = _Device(plan, times.tolist(), rates, latency_s, memory)
-    before = None
+    device, before = _Device(plan, times.tolist(), rates, latency_s), None
     for _ in range(_CYCLES):
         began = device.compute_free
         device.run()
@@ -93,7 +87,7 @@ def simulate(
         compute_s=float(times.sum()),
         bytes_in=sum(size[t.variable] for t in transfers if t.kind is Kind.SWAP_IN),
         bytes_out=sum(size[t.variable] for t in transfers if t.kind is Kind.SWAP_OUT),
-        memory_bytes=np.array(memory, dtype=np.int64),
+        memory_bytes=np.array(device.memory, dtype=np.int64),
         starts_s=np.array(device.starts) - began,
         ends_s=np.array(device.ends) - began,
         transfers=transfers,
@@ -107,10 +101,7 @@ def checked_times(
     times = np.asarray(compute_times, dtype=np.float64)
     n = len(trace.functions)
     if times.shape != (n,):
-        raise ValueError(
-            f"compute_times has the shape {times.shape}, but the trace has {n} functions: give "
-            "one time for each"
-        )
+        raise ValueError(f"compute_times has the shape {times.shape}: give {n}, one a function")
     if not np.isfinite(times).all() or (times < 0).any() or not latency_s >= 0:
         raise ValueError("compute_times and latency_s must be finite seconds of 0 or more")
     return times
@@ -120,10 +111,7 @@ def checked_rates(bandwidth: float | tuple[float, float]) -> tuple[float, float]
     """Return bytes/s (to the device, to the host), after a check."""
     rates = bandwidth if isinstance(bandwidth, tuple) else (bandwidth, bandwidth)
     if len(rates) != 2 or not min(rates) > 0:
-        raise ValueError(
-            f"bandwidth is {bandwidth!r}: give bytes/s above 0, or a pair (to the device, to the "
-            "host)"
-        )
+        raise ValueError(f"bandwidth is {bandwidth!r}: give bytes/s above 0, or a pair of such")
     return rates
 
 
@@ -135,15 +123,10 @@ class _Device:
     """
 
     def __init__(
-        self,
-        plan: SwapPlan,
-        times: list[float],
-        rates: tuple[float, float],
-        latency_s: float,
-        memory: list[int],
+        self, plan: SwapPlan, times: list[float], rates: tuple[float, float], latency_s: float
     ) -> None:
         self.plan, self.times, self.rates, self.latency_s = plan, times, rates, latency_s
-        self.free = [plan.budget_bytes - held for held in memory]
+        self.memory = _memory(plan)
         self.ends_before = _ends_while_it_leaves(plan)
         self.lingering: list[tuple[float, int]] = []  # a heap: ends of copies, and bytes
         self.lingering_bytes = 0
@@ -172,12 +155,13 @@ class _Device:
 
     def linger(self, number: int) -> None:
         """Keep variables that end before a function while they are copied, if there is room."""
+        free = self.plan.budget_bytes - self.memory[number]
         for name in self.ends_before[number]:
             if name in self.leaves:
                 size = self.plan.trace.sizes[name]
                 heappush(self.lingering, (self.leaves.pop(name), size))
                 self.lingering_bytes += size
-        while self.lingering_bytes > self.free[number] and self.lingering:
+        while self.lingering and self.lingering_bytes > free:
             end, size = heappop(self.lingering)
             self.compute_free = max(self.compute_free, end)
             self.lingering_bytes -= size

@@ -29,8 +29,7 @@ from repro.outofcore.host import (
 from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.operands import (
     classify,
-    meet_module,
-    meet_optimizer,
+    meet,
     parameters_of,
     variable_of,
 )
@@ -38,7 +37,7 @@ from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
 from repro.outofcore.recording import Recording
-from repro.outofcore.residency import Addresses, Residency
+from repro.outofcore.residency import Residency
 from repro.outofcore.running import Running
 from repro.outofcore.sequence import Trace
 
@@ -67,16 +66,12 @@ def _device(device: str | torch.device | None) -> torch.device:
 class OutOfCore:
     """Train within a budget of device memory, by swapping tensors to the host.
 
-    The block sees every operation of this thread, of its backward passes and of its optimizers. The
-    first two iterations swap on demand and are recorded: an optimizer makes its state in the first.
-    The following ones run by a schedule of the recording (Hayakawa and Narihira, section 3), and by
-    better schedules found between iterations. Other operations (a changed step, an evaluation) swap
-    on demand, and are planned anew if they recur. Values are those of ordinary training, bit for
-    bit.
-
-    Threads started within the block, and work submitted to pools of threads, are seen, too; a
-    collective's tensors stay on the device until it is done. `docs/details.md` lists unsupported
-    features.
+    The block sees every operation of this thread, of its backward passes and optimizers, and of
+    threads started within it. The first two iterations swap on demand and are recorded: an
+    optimizer makes its state in the first. The following ones run by a schedule of the recording
+    (Hayakawa and Narihira, section 3), and by better ones found between iterations. Other
+    operations (a changed step, an evaluation) swap on demand, and are planned anew if they recur.
+    Values are those of ordinary training, bit for bit. `docs/details.md` says what is unsupported.
 
     An iteration ends when the first optimizer that stepped within the block has stepped again; call
     `step` for any other end, such as without an optimizer.
@@ -89,24 +84,20 @@ class OutOfCore:
         window_bytes: Look-ahead (`plan_swaps`), None for 1.5 times the budget; ``"auto"`` chooses
             by simulation with measured times, for about a second.
         device: The device of the managed tensors; None for the current accelerator, else the CPU.
-        swap_folder: On the CPU, a folder for a file of swapped-out tensors, to train with less
-            memory; None keeps them in memory, on top of the budget. With a folder, this process
-            returns freed memory to the system from then on, which costs page faults.
+        swap_folder: On the CPU, a folder for a file of swapped-out tensors; None keeps them in
+            memory, on top of the budget. With a folder, this process returns freed memory to the
+            system from then on, which costs page faults.
         exclude: Tensors that are neither managed nor counted, such as a whole dataset.
         host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
-            `planning.host_bytes` predicts it. Beyond it, or with None, more is taken as needed. All
-            of it is given back at the end.
+            `planning.host_bytes` predicts it. More is taken as needed, and given back at the end.
         model: One or more modules; their parameters, buffers and gradients count from the start.
-            Those of other modules count from their first use on; for the first called module, all
-            count from that call on.
+            Those of others count from their first use on, of the first called module from its call.
         optimizer: One or more optimizers; their parameters and state count from the start.
-        schedule: The scheduler of the iterations: ``"window"``, the paper's with our changes;
-            ``"packed"``, which uses the whole iteration; ``"auto"``, the faster of these in
-            simulation, or the window if `window_bytes` is given; ``"paper"`` without our changes,
-            ``"lms"``, ``"vdnn"`` or ``"on_demand"`` for comparison; or a function
-            (`planning.Scheduler`).
-        link_bytes_per_s: On the CPU, a limit on the rate of copies each way, to study a link's
-            cost; None for the memory's speed.
+        schedule: ``"window"``, the paper's with our changes; ``"packed"``, of the whole iteration;
+            ``"auto"``, the faster of both in simulation, or the window if `window_bytes` is given;
+            ``"paper"`` without our changes, ``"lms"``, ``"vdnn"`` or ``"on_demand"`` to compare
+            with; or a function (`planning.Scheduler`).
+        link_bytes_per_s: On the CPU, a limit on the rate of copies each way; None for none.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
@@ -133,23 +124,21 @@ class OutOfCore:
     ) -> None:
         self.device = _device(device)
         on_cpu, rate, folder = self.device.type == "cpu", link_bytes_per_s, swap_folder
-        for right, message in (
-            (is_whole(budget_bytes, 1),
-             f"budget_bytes is {budget_bytes!r}: give whole bytes above 0"),
-            (window_bytes in (None, "auto") or is_whole(window_bytes, 0),
-             f'window_bytes is {window_bytes!r}: give bytes, None or "auto"'),
-            (host_bytes is None or is_whole(host_bytes, 0),
-             f"host_bytes is {host_bytes!r}: give whole bytes, 0 or more, or None"),
-            (folder != "" and isinstance(folder, str | os.PathLike | None),
-             f"swap_folder is {folder!r}: give a folder's path, or None"),
-            (folder is None or on_cpu,
-             f"swap_folder is for the CPU: {self.device} swaps to pinned memory, give None"),
-            (rate is None or (on_cpu and isinstance(rate, int | float) and rate > 0),
-             f"link_bytes_per_s is {rate!r} on {self.device}: give bytes/s above 0 on a CPU, or "
-             "None"),
+        for name, value, right, allowed in (
+            ("budget_bytes", budget_bytes, is_whole(budget_bytes, 1), "whole bytes above 0"),
+            ("window_bytes", window_bytes,
+             window_bytes in (None, "auto") or is_whole(window_bytes, 0), 'bytes, None or "auto"'),
+            ("host_bytes", host_bytes, host_bytes is None or is_whole(host_bytes, 0),
+             "whole bytes, 0 or more, or None"),
+            ("swap_folder", folder,
+             folder is None or (on_cpu and folder != "" and isinstance(folder, str | os.PathLike)),
+             "a folder's path on a CPU, or None"),
+            ("link_bytes_per_s", rate,
+             rate is None or (on_cpu and isinstance(rate, int | float) and rate > 0),
+             "bytes/s above 0 on a CPU, or None"),
         ):  # fmt: skip
             if not right:
-                raise ValueError(message)
+                raise ValueError(f"{name} is {value!r} on {self.device}: give {allowed}")
         check_schedule(schedule)
         self.schedule, self.link_bytes_per_s = schedule, link_bytes_per_s
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
@@ -157,9 +146,8 @@ class OutOfCore:
         self.swap_folder = Path(swap_folder) if swap_folder is not None else None
         self._excluded = _all_of(torch.Tensor, exclude, "exclude", "tensors")
         self._models = _all_of(nn.Module, model, "model", "modules")
-        self._optimizers = _all_of(
-            torch.optim.Optimizer, optimizer, "optimizer", "torch optimizers"
-        )
+        optimizers = torch.optim.Optimizer, optimizer, "optimizer", "torch optimizers"
+        self._optimizers = _all_of(*optimizers)
         self._statistics = Statistics()
         self._iterations = Iterations(None, None, self._statistics)
         self._stack: ExitStack | None = None
@@ -194,33 +182,28 @@ class OutOfCore:
             ) from error
         # On a CPU, copies on the host stay readable if torch (2.13) can exchange pointers.
         whole = self.device.type == "cpu" and hasattr(torch.UntypedStorage, "_swap_data_ptr_")
-        self._store = HostStore(self.device, self.swap_folder, whole=whole)
+        self._store = store = HostStore(self.device, self.swap_folder, whole=whole)
         try:
-            self._store.reserve(self.host_bytes)
+            store.reserve(self.host_bytes)
         except accelerator.HostMemoryError:
-            self._store.close()
+            store.close()
             raise
         if self.swap_folder is not None:
             give_back_freed_memory()
-        mover: Mover = (
-            StreamMover(self._store, self.device)
-            if accelerator.is_accelerator(self.device)
-            else ThreadMover(self._store, self.link_bytes_per_s)
-        )
-        self._process, self._thread = guards.process, get_ident()
-        self._mover = mover
-        residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
-        self._statistics = Statistics()
+        mover: Mover = ThreadMover(store, self.link_bytes_per_s)
+        if accelerator.is_accelerator(self.device):
+            mover = StreamMover(store, self.device)
+        self._process, self._thread, self._mover = guards.process, get_ident(), mover
+        residency = Residency(self.budget_bytes, self.device, store, mover, excluded)
         self._residency, self._lock = residency, residency.lock
-        self._addresses = Addresses(residency)
-        self._planner = Planner(
-            self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
-        )
+        self._statistics = Statistics()
+        window, budget = self.window_bytes, self.budget_bytes
+        self._planner = Planner(self.schedule, window, budget, mover.bandwidth)
         self._iterations = Iterations(self._make_plan, self._better, self._statistics)
         self._leader: object = None  # the optimizer that ends iterations by its steps
         self._failed: BudgetTooSmall | None = None  # the last error, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
-        running = Running(residency, self._addresses, self._iterations)
+        running = Running(residency, self._iterations)
         self._follow, self._beside = running.follow, running.run_beside  # bound once, for speed
         residency.wait = lambda: guard.pending is None and running.collectives.wait()
         guard.install()
@@ -241,20 +224,18 @@ class OutOfCore:
         return self
 
     def _check_no_other(self) -> None:
-        another = f"another OutOfCore block of {self.device} is entered"
         for mode in _get_current_dispatch_mode_stack():
             if not isinstance(mode, Operations) or mode.owner.device != self.device:
                 continue
             if mode.owner is self:  # the block has ended, but this thread still sees it
                 raise RuntimeError("this thread was started within this block: make another one")
-            if mode.owner.entered and mode.owner._thread == get_ident():
-                raise RuntimeError(
-                    f"{another} here already: leave it first, as both would move the same tensors"
-                )
             if mode.owner.entered:
+                here = mode.owner._thread == get_ident()
                 raise RuntimeError(
-                    f"{another} in the thread that started this one, and sees what this one does: "
-                    "train here without a block of its own, or start this thread before that block"
+                    f"another OutOfCore block of {self.device} is entered "
+                    f"{'here' if here else 'in the thread that started this one'}, and sees what "
+                    "this one does: leave it first, train here without a block of its own, or "
+                    "start this thread before that block"
                 )
 
     def __exit__(self, *exception: object) -> None:
@@ -292,7 +273,7 @@ class OutOfCore:
             self._residency.budget_bytes = 1 << 62  # threads that still run move nothing more
             self._mover.close()
             self._store.close(keep=any(not v.resident for v in self._residency.variables()))
-            self._addresses.kept.clear()
+            self._residency.kept.clear()
             self._say_what_is_uncounted()
             self._iterations.log = self._iterations.follower = None
 
@@ -301,13 +282,15 @@ class OutOfCore:
         """Whether the block is entered."""
         return self._stack is not None
 
+    def _check_entered(self, name: str) -> None:
+        if self._stack is None:
+            raise RuntimeError(f"{name}() belongs inside the block: with OutOfCore(...) as ooc")
+
     def _count(self) -> None:
         residency, statistics = self._residency, self._statistics
-        statistics.bytes_in, statistics.bytes_out = residency.bytes_in, residency.bytes_out
-        statistics.on_demand = residency.on_demand
-        statistics.peak_bytes = residency.peak_bytes = max(
-            residency.peak_bytes, residency.used_bytes
-        )
+        residency.peak_bytes = max(residency.peak_bytes, residency.used_bytes)
+        for name in ("bytes_in", "bytes_out", "on_demand", "peak_bytes"):
+            setattr(statistics, name, getattr(residency, name))
         statistics.host_bytes = self._store.peak_bytes
         statistics.locked_bytes = sum(v.nbytes for v in residency.variables() if v.locked)
 
@@ -316,10 +299,8 @@ class OutOfCore:
     def _take_in(self) -> None:
         """Count the user's named modules and optimizers, within the budget."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            for model in self._models:
-                meet_module(self._residency, model)
-            for optimizer in self._optimizers:
-                meet_optimizer(self._residency, optimizer)
+            for holder in (*self._models, *self._optimizers):
+                meet(self._residency, holder)
             self._make_room()
 
     def _make_room(self) -> None:
@@ -330,16 +311,15 @@ class OutOfCore:
             say_once(
                 "fixed",
                 f"{fixed} bytes of the model or its optimizer lie in memory that torch does not "
-                "own alone (of safetensors, mmap=True or numpy, or shared with other processes): "
-                "they count and stay on the device. To have them swapped, copy them before the "
-                "block, such as by p.data = p.data.clone() for each parameter",
+                "own alone (safetensors, mmap, numpy, other processes): they count and stay on the "
+                "device. To have them swapped, copy them before: p.data = p.data.clone()",
             )
 
     def _called(self, module: nn.Module, _: object) -> None:
         """Count the tensors of the first module that is called, before its first operation."""
         self._first_call.remove()
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            meet_module(self._residency, module)
+            meet(self._residency, module)
             self._make_room()
 
     # ---- iterations
@@ -360,15 +340,14 @@ class OutOfCore:
 
     def step(self) -> None:
         """End an iteration here; from now on optimizers no longer do."""
-        if self._stack is None:
-            raise RuntimeError("step() belongs inside the block: with OutOfCore(...) as ooc")
+        self._check_entered("step")
         self._leader = self
         with self._guard:
             self._end_iteration()
 
     def _end_iteration(self) -> None:
         with self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            self._addresses.kept.clear()
+            self._residency.kept.clear()
             for entry in self._iterations.log or ():
                 for variable in entry.written:
                     variable.raw = False
@@ -388,15 +367,15 @@ class OutOfCore:
     def _make_plan(self, recorded: Recording) -> SwapPlan:
         for variable in self._residency.variables():
             variable.bound = -1
-        plan = self._planner.plan(recorded)
-        self._store.reserve(plan.host_bytes)
-        return plan
+        return self._reserved(self._planner.plan(recorded))
 
     def _better(self, plan: SwapPlan, recorded: Recording) -> SwapPlan | None:
         better = self._planner.better(plan, recorded)
-        if better is not None:
-            self._store.reserve(better.host_bytes)
-        return better
+        return self._reserved(better) if better is not None else None
+
+    def _reserved(self, plan: SwapPlan) -> SwapPlan:
+        self._store.reserve(plan.host_bytes)
+        return plan
 
     # ---- operations
 
@@ -451,20 +430,19 @@ class OutOfCore:
             return
         with self._reading([tensor]) as forked:
             if not forked:
-                self._addresses.bring(tensor, lock)
+                self._residency.bring(tensor, lock)
 
     def unlock(self, tensor: torch.Tensor | None = None) -> None:
         """Allow swapping again of a tensor, or all tensors, locked by a request for the address.
 
-        The address (from ``data_ptr``, ``numpy``, DLPack) must no longer be used: on an
-        accelerator, work that uses it must have finished.
+        The address (from ``data_ptr``, ``numpy``, DLPack) must no longer be used, nor by work that
+        an accelerator has yet to do.
         """
-        if self._stack is None:
-            raise RuntimeError("unlock() belongs inside the block: with OutOfCore(...) as ooc")
+        self._check_entered("unlock")
         if tensor is not None and not isinstance(tensor, torch.Tensor):
             raise ValueError(f"unlock() was given {tensor!r:.200}: give a tensor, or None for all")
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            self._addresses.unlock(tensor)
+            self._residency.unlock(tensor)
 
     def hold_sizes(self, values: Iterable[object]) -> None:
         """Lock integer tensors in place, for C++ code that reads them as sizes."""
@@ -477,15 +455,12 @@ class OutOfCore:
     def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
         """Return a copy of a tensor's storage on the host, for serialisers.
 
-        It lives as long as it is referenced, or, with `keep`, until the iteration ends or an
-        operation writes to any tensor.
+        With `keep` it lives until the iteration ends or an operation writes to any tensor.
         """
-        if self._stack is None:
-            return tensor.untyped_storage()
-        with self._reading([tensor]) as forked:
-            if forked:
+        with self._reading([tensor]) if self._stack is not None else nullcontext(True) as outside:
+            if outside:
                 return tensor.untyped_storage()
-            return self._addresses.snapshot(tensor, keep)
+            return self._residency.snapshot(tensor, keep)
 
     def _mine(self) -> bool:
         return get_ident() == self._thread

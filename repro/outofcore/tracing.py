@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.outofcore.operands import meet_module, meet_optimizer
+from repro.outofcore.operands import meet
 from repro.outofcore.recording import Recording
 from repro.outofcore.running import UNLIMITED
 from repro.outofcore.sequence import Trace
@@ -45,9 +45,6 @@ def record(
         optimizer: Likewise.
         in_parts: Record operations on lists of tensors (`foreach` and fused optimizers) element by
             element, as they run in a block with the smallest budget; otherwise whole.
-
-    Raises:
-        ValueError: `warmup` is negative, or no operation ran.
     """
     if not callable(step):
         raise ValueError(f"step is {step!r:.200}: give a function that runs one iteration")
@@ -58,48 +55,38 @@ def record(
     block = OutOfCore(budget, device="cpu" if meta else device, model=model, optimizer=optimizer)
     if meta:
         block.device = torch.device("meta")
-    modules: WeakKeyDictionary[nn.Module, None] = WeakKeyDictionary()
-    optimizers: WeakKeyDictionary[torch.optim.Optimizer, None] = WeakKeyDictionary()
+    holders: WeakKeyDictionary[object, None] = WeakKeyDictionary()
     hooks = (
-        register_module_forward_pre_hook(lambda module, _: modules.setdefault(module)),
-        register_optimizer_step_post_hook(lambda optimizer, *_: optimizers.setdefault(optimizer)),
+        register_module_forward_pre_hook(lambda module, _: holders.setdefault(module)),
+        register_optimizer_step_post_hook(lambda optimizer, *_: holders.setdefault(optimizer)),
     )
     try:
         with block:
-            block._iterations.record_only()
+            block._iterations.make_plan = None  # it only records
             block._leader = block
             for _ in range(warmup + 1):
                 step()
                 block.step()
             recorded = block._iterations.recorded
-            trace = _with_held(recorded, block, modules, optimizers) if recorded else None
+            trace = _with_held(recorded, block, list(holders)) if recorded else None
     finally:
         for hook in hooks:
             hook.remove()
     if trace is None:  # no operation ran on this device
         raise ValueError(
-            "no operation ran in the step on the device "
-            f"{block.device}: it needs at least one; under torch's FakeTensorMode make the model, "
-            'the optimizer and the inputs, and give device="meta"'
+            f"no operation ran in the step on the device {block.device}: it needs at least one; "
+            'under FakeTensorMode make all tensors, and give device="meta"'
         )
     return trace
 
 
-def _with_held(
-    recorded: Recording,
-    block: OutOfCore,
-    modules: Iterable[nn.Module],
-    optimizers: Iterable[torch.optim.Optimizer],
-) -> Trace:
+def _with_held(recorded: Recording, block: OutOfCore, holders: Iterable[object]) -> Trace:
     """Return a recorded trace, with modules' and optimizers' tensors that no operation uses."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        for module in modules:
-            meet_module(block._residency, module)
-        for optimizer in optimizers:
-            meet_optimizer(block._residency, optimizer)
+        for holder in holders:
+            meet(block._residency, holder)
     used, trace = set(recorded.order), recorded.trace
     held = [v for v in block._residency.variables() if v.kind and v not in used]
     sizes = {f"held{n}": variable.nbytes for n, variable in enumerate(held)}
     kinds = {f"held{n}": variable.kind for n, variable in enumerate(held)}
-    sizes, kinds = {**trace.sizes, **sizes}, {**trace.kinds, **kinds}
-    return replace(trace, sizes=sizes, kinds=kinds)
+    return replace(trace, sizes={**trace.sizes, **sizes}, kinds={**trace.kinds, **kinds})

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from repro.adaptive import DataParallel, join_processes
-from repro.adaptive.reading import Hook
 
 
 def plain_step(model, loss, optimizer, x, y, precision, scaler, clip):
@@ -103,7 +102,6 @@ def hooks_of(model, optimizer):
     hooks += [optimizer._optimizer_load_state_dict_pre_hooks]
     for module in model.modules():
         assert type(module._parameters) is dict
-        hooks.append([h for h in module._forward_pre_hooks.values() if isinstance(h, Hook)])
     return sum(len(each or ()) for each in hooks)
 
 

@@ -73,7 +73,6 @@ def train(model, optimizer, averager=None, overlap=False):
         else:
             averager.gather()
             optimizer.step()
-            averager.drop()
 
 
 @pytest.mark.parametrize("overlap", [True, False])

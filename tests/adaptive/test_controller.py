@@ -239,7 +239,16 @@ def noise_driven():
 MAKERS = {
     "theta": lambda: ThetaController(8, 100, 0.1, decay_at=(5, 9)),
     "theta, all options": lambda: ThetaController(
-        8, 100, 0.1, 1.5, 0.3, 0.2, Saturation(2, 0.1), warmup=3, warmup_from=0.01, lr_exponent=0.5
+        8,
+        100,
+        0.1,
+        1.5,
+        0.3,
+        decay=0.2,
+        decay_at=Saturation(2, 0.1),
+        warmup=3,
+        warmup_from=0.01,
+        lr_exponent=0.5,
     ),
     "fixed": lambda: FixedBatch(32, 0.1, decay_at=[4, 7], decay=0.5),
     "linear": lambda: LinearScaling(256, 32, 0.1, decay_at=(6,)),
@@ -284,10 +293,6 @@ class TestSaving:
         ("other", "message"),
         [
             (ThetaController(8, 64, 0.2), r"\(initial_lr 0.2, here 0.1\)"),
-            (
-                ThetaController(8, 64, 0.1, decay_at=Saturation(2, 0.5)),
-                r"rule 'Saturation', here 'tuple', decay_at \[2, 0.5\], here \[\]",
-            ),
             (ScheduledBatch(8, 64, 0.1, every=3), r"kind 'ScheduledBatch', here 'ThetaController'"),
         ],
     )
@@ -312,13 +317,17 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("cost", "parameters", "message"),
         [
-            (math.nan, at(2.0), r"the cost of epoch 3 is nan: training has diverged"),
-            (5.0, [torch.full((2, 3), math.nan), torch.zeros(())], r"after epoch 3 are not all f"),
-            (5.0, at(1.0)[:1], r"1 parameters were given, and w_0 has 2"),
+            (math.nan, at(2.0), r"the cost of epoch 3 is nan, .* training has diverged"),
+            (
+                5.0,
+                [torch.full((2, 3), math.nan), torch.zeros(())],
+                r"of epoch 3 is 5.0, and the distance of .* nan",
+            ),
+            (5.0, at(1.0)[:1], r"parameter 1 is missing, and \(\) in w_0"),
             (
                 5.0,
                 [torch.zeros(3, 2), torch.zeros(())],
-                r"parameter 0 has the shape \(3, 2\), and \(2, 3\) in w_0; give the .* same order",
+                r"parameter 0 is \(3, 2\), and \(2, 3\) in w_0; give .* same order",
             ),
         ],
     )
@@ -338,27 +347,22 @@ class TestRefused:
     def test_first_observation_does_not_begin(self):
         controller = ThetaController(8, 64, 0.1)
         for cost, parameters in ((math.nan, START), (5.0, []), (5.0, [torch.tensor([math.nan])])):
-            with pytest.raises(ValueError, match=r"of epoch 0 is nan|no parameters|not all finite"):
+            with pytest.raises(ValueError, match=r"of epoch 0 is nan|no parameters|w_0 nan"):
                 controller.observe(cost, parameters)
         assert controller.observe(1.0, START).epoch == 1
 
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"initial_batch": 0}, r"initial_batch is 0; give a whole number, at least 1"),
             ({"initial_batch": 8.0}, r"initial_batch is 8.0; give a whole number"),
             ({"max_batch": 7}, r"max_batch is 7; give a whole number, at least 8"),
-            ({"initial_lr": 0.0}, r"initial_lr is 0.0; give a number above 0"),
             ({"growth": 1}, r"growth is 1; give a number above 1"),
             ({"tolerance": -0.1}, r"tolerance is -0.1; give a number at least 0"),
-            ({"decay": 0}, r"decay is 0; give a number above 0 and at most 1"),
             ({"decay_at": (3, 3)}, r"give epochs that rise, such as"),
             ({"decay_at": 80}, "decay_at is 80; give epochs that rise"),
             ({"initial_lr": "0.1"}, "initial_lr is '0.1'; give a number above 0"),
-            ({"warmup": -1}, r"warmup is -1; give a whole number, at least 0"),
             ({"warmup_from": 0.2}, r"warmup_from is 0.2; give a number 0 to initial_lr, 0.1"),
             ({"interval": 0}, r"interval is 0; give a whole number, at least 1"),
-            ({"lr_exponent": -1}, r"lr_exponent is -1; give a number at least 0"),
         ],
     )
     def test_arguments(self, given, message):
@@ -410,15 +414,6 @@ class TestDistance:
         assert step.theta == pytest.approx((size / 4) ** -0.5, rel=1e-5)
         assert meter.peak_bytes - meter.start_bytes < 2 * 4 * CHUNK + 1000 < size
 
-    def test_neither_changes_nor_keeps_what_it_is_given(self):
-        before = big()
-        saved = [w.clone() for w in before]
-        start = StartingPoint(before)
-        assert [t.stride() for t in start.tensors] == [w.stride() for w in before]
-        for w in before:
-            w += 1
-        assert all(map(torch.equal, start.tensors, saved))
-
 
 class TestGroups:
     """Rates of groups are set in proportion."""
@@ -460,7 +455,7 @@ class TestGroups:
     def test_a_scheduler_is_refused_before_anything_is_set(self):
         optimizer = self.optimizer(None, 0.01, lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-        with pytest.raises(SchedulerError, match=r"leave the scheduler out .* or set_lr"):
+        with pytest.raises(SchedulerError, match=r"leave it out .* or set_lr"):
             set_lr(optimizer, 0.2)
         assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.01]
         optimizer.step()
@@ -478,23 +473,7 @@ class TestGroups:
         other = self.optimizer(None, 0.01, lr=lr)
         other.load_state_dict(optimizer.state_dict())
         for each in (optimizer, other):
-            message = (
-                r"rate of group 0 is 0.05, and set_lr had set it to 0.5: another, such as a sche"
-            )
+            message = r"or another, sets the rates \(now 0.05, 0.005\)"
             with pytest.raises(SchedulerError, match=message):
                 set_lr(each, 0.5)
             assert float(each.param_groups[0]["lr"]) == pytest.approx(0.05)
-
-    def test_an_optimizer_without_a_rate_is_refused(self):
-        optimizer = self.optimizer(None, lr=0.1)
-        optimizer.param_groups[0]["lr"] = None  # as transformers' Adafactor has it
-        with pytest.raises(ValueError, match=r"the rate of SGD is None: it finds its rates by"):
-            set_lr(optimizer, 0.2)
-
-
-def test_a_spent_generator_is_named():
-    controller = ThetaController(8, 16, 0.1)
-    parameters = iter([torch.zeros(2)])
-    controller.observe(2.0, parameters)
-    with pytest.raises(ValueError, match="a generator is spent after one use"):
-        controller.observe(1.0, parameters)

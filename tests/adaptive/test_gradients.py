@@ -93,7 +93,7 @@ class TestNorms:
         for sizes in ([], [4, 4], [0, 4]):
             with pytest.raises(ValueError, match=r"give at least one size, distinct ones"):
                 gradient_norms(model, (x, y), sizes, loss_fn=F.mse_loss)
-        with pytest.raises(ValueError, match=r"a batch size of 65, and 64 samples; give 1 to 64"):
+        with pytest.raises(ValueError, match=r"a batch size of 65; give .* a size of 1 to 64"):
             gradient_norms(model, (x, y), [65], loss_fn=F.mse_loss)
 
 
@@ -115,12 +115,6 @@ class TestStableBatch:
         with torch.no_grad():
             model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)  # there G is 0
         assert max_stable_batch(model, (x, y), sizes, loss_fn=F.mse_loss) == 2
-
-    def test_arguments(self):
-        with pytest.raises(ValueError, match=r"1 norms and a tolerance of 1.0"):
-            stable_batch([GradientNorm(8, 1.0, 0.0)], 1.0)
-        with pytest.raises(ValueError, match=r"0 norms .* give at least one norm"):
-            stable_batch([])
 
 
 class TestNoiseScale:
@@ -164,11 +158,11 @@ class TestFullCost:
 
     def test_errors(self):
         model, x, y = least_squares()
-        with pytest.raises(ValueError, match=r"there is no data to compute the cost of"):
+        with pytest.raises(ValueError, match=r"the cost of 0 mini-batches is nan"):
             full_cost(model, (x[:0], y[:0]), 4, loss_fn=F.mse_loss)
-        with pytest.raises(ValueError, match=r"a batch size of 0, and 64 samples"):
+        with pytest.raises(ValueError, match=r"a batch size of 0; give"):
             full_cost(model, (x, y), 0, loss_fn=F.mse_loss)
-        with pytest.raises(ValueError, match="64 inputs but 63 targets"):
+        with pytest.raises(ValueError, match="64 inputs, 63 targets"):
             full_cost(model, (x, y[:63]), 5, loss_fn=F.mse_loss)
         with pytest.raises(ValueError, match="data is a list; give a pair of tensors"):
             max_stable_batch(model, [(x, y)] * 3, [2, 4])
@@ -352,7 +346,7 @@ class TestCostsOfLosses:
     @pytest.mark.parametrize("size", [20, 60])
     def test_of_no_target_or_a_model_that_diverged_are_refused(self, size):
         model, data = nn.Linear(8, 3), (torch.randn(60, 8), torch.full((60,), -100))
-        with pytest.raises(ValueError, match=r"the cost is nan: every target is ignored"):
+        with pytest.raises(ValueError, match=r"mini-batches is nan: every target is ignored"):
             full_cost(model, data, size)
         with torch.no_grad():
             model.weight[0, 0] = math.nan
@@ -389,10 +383,6 @@ class TestModelsOfOtherKinds:
 
 
 class TestDataOfOtherKinds:
-    def test_mini_batches_that_are_no_pairs(self):
-        with pytest.raises(ValueError, match=r"a mini-batch is a dict, and no pair"):
-            full_cost(nn.Linear(3, 2), [{"x": 1, "y": 2}] * 3, 4)
-
     def test_inputs_of_any_structure(self):
         class Two(nn.Linear):
             def forward(self, x, scale):

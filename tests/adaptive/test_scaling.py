@@ -1,4 +1,3 @@
-import math
 import random
 
 import pytest
@@ -68,17 +67,6 @@ class TestModel:
         speedup = model.speedup(SCHEDULE, 90, processes)
         assert speedup == pytest.approx(alone / wanted["total_s"])
 
-    @pytest.mark.parametrize(
-        "given",
-        [{"sample_s": 0.0}, {"overhead_s": -0.1}, {"latency_s": math.inf}, {"overlap": 1.1}],
-    )
-    def test_arguments(self, given):
-        ((name, value),) = given.items()
-        with pytest.raises(ValueError, match=rf"{name}={value}.*: every cost must be finite and"):
-            ScalingModel(**({"sample_s": 1.0} | given))
-        with pytest.raises(ValueError, match=r"batch size 0 on 4 processes"):
-            ScalingModel(1.0).step(0, 4)
-
 
 def measured(model, points):
     steps = []
@@ -116,14 +104,14 @@ class TestFit:
 
     def test_errors(self):
         same = [MeasuredStep(8, 2, 1.0), MeasuredStep(4, 1, 1.0)]
-        with pytest.raises(ValueError, match=r"the steps have \[4\] samples per process; give at"):
+        with pytest.raises(ValueError, match=r"2 points .* do not determine the costs"):
             ScalingModel.fit(same)
         falling = [MeasuredStep(1, 1, 4.0), MeasuredStep(100, 1, 0.1)]
         with pytest.raises(ValueError, match=r"does not grow with their number; give larger"):
             ScalingModel.fit(falling)
         steps = [MeasuredStep(1, 1, 1.0), MeasuredStep(2, 1, 2.0)]
-        with pytest.raises(ValueError, match=r"2 messages of one size; give at least two sizes"):
-            ScalingModel.fit(steps, [(100, 2, 0.1), (100, 4, 0.2)])
+        with pytest.raises(ValueError, match=r"2 points .* give at least two sizes"):
+            ScalingModel.fit(steps, [(100, 2, 0.1), (100, 2, 0.2)])
 
 
 class TestFitSpeedups:
@@ -147,7 +135,3 @@ class TestFitSpeedups:
         for schedule, choices, value in points:
             largest = max(fitted.speedup(schedule, 800, p) for p in choices)
             assert largest == pytest.approx(value, rel=1e-3)
-
-    def test_error(self):
-        with pytest.raises(ValueError, match=r"there is no speed-up to fit to; give at least one"):
-            ScalingModel.fit_speedups([], 800, (1.0, 1.0))

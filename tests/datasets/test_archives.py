@@ -84,13 +84,6 @@ def test_only_the_layout_is_read_and_nothing_is_written(tmp_path):
     assert "flowers5.tar.xz" in available(path.parent)["flowers5"]
 
 
-def test_unwritable_cache_says_what_to_do(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(DatasetError, match=r"\$REPRO_CACHE"):
-        load("flowers5", write(tmp_path, class_files()))
-
-
 def test_sizes(tmp_path):
     wide = random_image(7, 12, 20)
     write(tmp_path, class_files() | {"flowers5/train/ant/0001.png": encode(wide)})

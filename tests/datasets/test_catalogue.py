@@ -171,10 +171,10 @@ def test_download_writes_to_the_root_given_and_reports(tmp_path, monkeypatch):
     ("name", "options", "message"),
     [
         ("cifar", {}, "unknown dataset 'cifar': expected one of digits, photos, cifar10"),
-        ("digits", {"per_class": 3}, "per_class=3: not for 'digits'"),
-        ("digits", {"split": "random"}, "split='random' for 'digits'"),
+        ("digits", {"per_class": 3}, "per_class= is not for 'digits', only for cifar10"),
+        ("digits", {"split": "random"}, "split= is not for 'digits'"),
         ("flowers5", {"per_class": 0}, "per_class=0"),
-        ("flowers5", {"binary": True}, "only for 'camvid'"),
+        ("flowers5", {"binary": True}, "only for camvid"),
         ("flowers5", {"seed": 1}, "takes no option seed"),
         ("synthetic", {"num_classes": 1}, "num_classes=1"),
         ("photos", {"image_size": 500}, "at most"),

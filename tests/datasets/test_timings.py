@@ -46,18 +46,16 @@ def test_both_files_are_needed(folder, tmp_path, monkeypatch):
 
 
 OBJECTS = np.array([{"a": 1}], dtype=object)  # which only a pickle holds
-UNREADABLE = (b"seconds: 3", b"", b"\x93NUMPY\x01\x00v\x00{'de", "cut", OBJECTS, np.array(["3"]))
-NO_TIMES = ([], [1.0], [0.0, 0.0], [3.0, -1.0, 2.0], [3.0, 0.0, 2.0], [3.0, np.nan, 2.0],
-            [3.0, np.inf, 2.0], np.ones((2, 3)), np.ones((1, 4)), 1.0)  # fmt: skip
+NO_TIMES = (b"seconds: 3", b"", "cut", OBJECTS, [1.0], [0.0, 0.0], [3.0, -1.0, 2.0],
+            [3.0, np.nan, 2.0], [3.0, np.inf, 2.0], np.ones((2, 3)), 1.0)  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [*UNREADABLE, *NO_TIMES])
+@pytest.mark.parametrize("content", NO_TIMES)
 def test_what_is_no_times(folder, content):
     path = folder / TIMES / NAMES[0]
     if isinstance(content, bytes | str):
         path.write_bytes(path.read_bytes()[:-12] if content == "cut" else content)
     else:
         np.save(path, np.asarray(content), allow_pickle=content is OBJECTS)
-    said = "cannot be read" if any(content is bad for bad in UNREADABLE) else "expected seconds"
-    with pytest.raises(CorruptDatasetError, match=f"{NAMES[0]} .*{said}"):
+    with pytest.raises(CorruptDatasetError, match=f"{NAMES[0]} cannot be read"):
         load_times(folder)

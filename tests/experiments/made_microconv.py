@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from repro.experiments import load_paper
 from repro.experiments.design import Run
-from repro.experiments.microconv.measured import NATIVE, label
+from repro.experiments.microconv.measured import NATIVE
 from repro.experiments.query import Results
 
 MIB = 2**20
@@ -124,7 +124,6 @@ def network(
     relative: float | None = 1.0,
     mib: float = 1.0,
     native_s: float = 0.010,
-    unfit: Sequence[str] = (),
     scatter: float | None = 0.01,
     name: str = "fast",
     whole: bool = False,
@@ -136,7 +135,6 @@ def network(
         relative: Of the kernels' times to those of torch's own; None where none of them fits.
         mib: Workspace of each kernel.
         native_s: Of each kernel.
-        unfit: Kernels that do not fit, such as ``conv2 F``.
         scatter: Of torch's own against itself, in twenty tiny kernels; None for none.
         name: The algorithm.
         whole: Whether kernels are undivided.
@@ -145,7 +143,7 @@ def network(
     rows = []
     for layer, kind in itertools.product(("conv1", "conv2"), ("forward", "backward_filter")):
         row: dict[str, Any] = {"layer": layer, "kind": kind, "batch": 8}
-        if relative is not None and label(row) not in unfit:
+        if relative is not None:
             row["parts"] = [[8, name]] if whole else [[4, name], [4, name]]
             row |= {"time_s": relative * native_s, "native_s": native_s}
             row |= {"predicted_s": relative * native_s, "workspace_bytes": int(mib * MIB)}
@@ -188,14 +186,6 @@ def bench(
         row = {"shape": "own", "kernel_size": "9×9", "batch": 16}
         found.append(row | {"undivided": own, "divided": own})
     return {"metrics": {"layers": found, "left_out": 3}}
-
-
-def cluster(fast: Callable[[int], float], slow: Callable[[int], float]) -> dict[str, Any]:
-    """Devices' seconds at the batch sizes of the plan."""
-    sizes = (1, 2, *range(4, 33, 4))
-    times = {"fast": {str(b): fast(b) for b in sizes}, "slow": {str(b): slow(b) for b in sizes}}
-    devices = {"fast": "CPU, 2 threads", "slow": "CPU, 1 thread"}
-    return {"metrics": {"times": times, "devices": devices, "divided": {"fast": 3, "slow": 0}}}
 
 
 def solved(small_s: Sequence[float] = (0.9, 0.1, 0.1), large_s: Sequence[float] = (0.5, 0.5)):
@@ -253,24 +243,11 @@ def iterations(run: Run, **relative: Any) -> dict[str, Any]:
 
 
 def plausible(run: Run) -> dict[str, Any]:
-    """An outcome of any run, much as the paper has it."""
-    config = run.config
+    """An outcome of a run of `candidates`, `iterations`, `solver` or `programme`."""
     if run.experiment == "candidates":
-        if config.get("layer") == "conv2":
-            ran = conv2(undivided_8=1.0, all_8=0.9, undivided_64=1.0, powerOfTwo_64=0.6, all_64=0.5)
-            ran["metrics"]["kernels"] += [entry(kind=kind) for kind in KINDS[1:]]
-            return ran
-        late = {"gain": 0.5}
-        return alexnet(config.get("layer"), conv1=late, conv4=late, conv5=late)
-    if run.experiment == "network":
-        variables = 30 if config["mode"] == "WD" else 0
-        return network(1.0 if config["policy"] == "undivided" else 0.5, variables=variables)
+        return alexnet(run.config.get("layer"))
     if run.experiment == "iterations":
-        return iterations(run, WR_undivided=1.3, **{"WD_82_5_MiB_powerOfTwo": 0.9})
-    if run.experiment == "deepbench":
-        return bench(("3×3", 1.0, 0.5), ("5×5", 1.0, 0.8), ("1×1", None, 2.0))
-    if run.experiment == "cluster":
-        return cluster(lambda b: 1e-3 * b, lambda b: 2e-3 * b)
+        return iterations(run, WR_undivided=1.3)
     return programme() if run.experiment == "programme" else solved()
 
 

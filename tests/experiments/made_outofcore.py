@@ -123,8 +123,6 @@ class World:
             row["host_bytes"] = 30 * MIB
             if where == MEASURED:
                 row["host_foretold_bytes"] = self.of("predicted", 32, *cell) * MIB
-        if where == SIMULATED:
-            row["internal_bytes"] = MIB * (2000 - batch)
         return row
 
     def __call__(self, run: Run, seed: int) -> Mapping[str, Any] | None:
@@ -139,14 +137,10 @@ class World:
         if status != "ok":
             return status | of_gpu
         half = config["precision"] != runs.FLOAT32
-        makers = {
-            "link": lambda: self.link(config),
-            "chunk_sizes": lambda: self.chunks(config),
-            runs.PHYSICAL: lambda: self.physical(batch),
-            runs.BY_SCHEDULE: lambda: self.by_schedule(config),
-        }
-        if name in makers:
-            return makers[name]() | of_gpu
+        if name == runs.PHYSICAL:
+            return {"metrics": {"rows": {}}}
+        if name == runs.BY_SCHEDULE:
+            return self.by_schedule(config) | of_gpu
         if where == MEASURED:
             return self.measured(config, half) | of_gpu
         ways = [*MODES, *["lms", *runs.TO_THE_LETTER] * config.get("lms", False)]
@@ -187,39 +181,6 @@ class World:
             del row["reserved_bytes"]  # the limit is on tensors
         return {"metrics": row | {"limit_bytes": self.limit(MEASURED)}, "timings": timings}
 
-    def link(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """0.8 of the paper's images/s at its rate, the bound 0.02 above."""
-        batch, rows = config["batch"], []
-        for share in config["shares"]:
-            for rate in config["rates"]:
-                speed = min(1.2, 0.8 * rate / runs.RATE / share) * runs.faster(batch)
-                row = {"share": share, "rate": rate, "time_s": batch / speed}
-                rows.append(row | {"bound_s": batch / speed / 1.02})
-        return {"metrics": {"rows": rows}}
-
-    def chunks(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Chunks by size: smaller ones map more, larger ones have less budget."""
-        table = {}
-        for mib in config["chunks_mib"]:
-            slow = 1 + abs(math.log2(mib / 40)) / 10
-            table[str(mib)] = {
-                "time_s": slow,
-                "unmapped_s": 1.0,
-                "internal_bytes": mib * MIB * 20,
-                "map_operations": 20_000 // mib,
-                "budget_bytes": 16 * GIB - 20 * mib * MIB,
-            }
-        return {"metrics": {"rows": table}}
-
-    def physical(self, batch: int) -> dict[str, Any]:
-        """Twice the bytes in use for torch's allocator, and 1.1 times for chunks."""
-        used = {"in_core": batch * 80 * MIB, "schedule": 16 * GIB}
-        rows = {
-            mode: {"used_bytes": n, "torch_bytes": 2 * n, "chunks_bytes": int(1.1 * n)}
-            for mode, n in used.items()
-        }
-        return {"metrics": {"rows": rows}}
-
 
 def timing(*seconds: float) -> dict[str, Any]:
     return {"samples_s": list(seconds), "warmup": 1}
@@ -233,22 +194,3 @@ def results(artefact: str, make: Maker, profile: str = "") -> Results:
 def judged(claim: str, world: World) -> Verdict:
     """Judge ``ARTEFACT/KEY`` in a world."""
     return made.verdict(f"outofcore/{claim}", results(claim.partition("/")[0], world))
-
-
-def table(artefact: str, make: Maker) -> list[Mapping[str, Any]]:
-    return list(PAPER.artefacts[artefact].rows(results(artefact, make)))
-
-
-def panels(artefact: str, make: Maker) -> dict[str, Any]:
-    """Draw a figure, and return its panels by title, in one line each."""
-    figure = PAPER.artefacts[artefact].draw(results(artefact, make))
-    return {" ".join(axis.get_title().split()): axis for axis in figure.axes}
-
-
-def curves(axis: Any) -> dict[str, list[tuple[float, float]]]:
-    """The curves by label, but for the limit and lines without a label."""
-    return {
-        line.get_label(): list(zip(*line.get_data(), strict=True))
-        for line in axis.get_lines()
-        if line.get_label() != "memory limit" and not line.get_label().startswith("_")
-    }

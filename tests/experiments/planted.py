@@ -33,7 +33,6 @@ def reference(target: str, edit: Edit = lambda record: None, gpu: bool = False) 
     paper, artefact, *_ = target.split("/")
     whole = _reference(paper, artefact)
     results = copy(whole.gpu if gpu else whole)
-    results.__dict__.pop("frame", None)
     results.records = [
         replace(
             record,

@@ -151,10 +151,13 @@ class TestProcesses:
     @pytest.mark.slow
     def test_averaging_hides_under_computation(self):
         (run,) = overlap.runs("quick", CHOSEN)
-        outcome = overlap.asleep(run.config | {"ratios": {"1": 1.0}, "repeats": 5}, 0, None, "cpu")
-        # Of what can hide 65 to 75 % do, also beside other work on two cores. In one bucket after
+        changes = {"ratios": {"1": 1.0}, "repeats": 4}
+        found = overlap.asleep(run.config | changes, 0, None, "cpu").metrics["ratios"]["1"]
+        # The quickest round of each: other work on the machine only makes rounds slower.
+        quickest = {kind: [min(found[kind])] for kind in ("after_s", "within_s")}
+        # Of what can hide 65 to 80 % do, also beside other work on two cores. In one bucket after
         # the backward pass, where nothing can, it is below 20 %.
-        assert overlap.hidden(outcome.metrics["ratios"]["1"]).mean > 40
+        assert overlap.hidden(found | quickest).mean > 40
 
 
 class TestLayerwise:

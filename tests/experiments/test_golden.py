@@ -113,13 +113,13 @@ class TestFirstSteps:
     def test_the_training_is_told_from_the_probe_and_ends_where_it_is_asked(self):
         with recording() as whole:
             outcome = train({"steps": 12}, 0, None, "cpu")
-        assert [loss for (loss,) in whole.losses] == outcome.metrics["losses"][:STEPS]
+        assert [loss for (loss,) in whole.entry["losses"]] == outcome.metrics["losses"][:STEPS]
         with recording(stop=True) as short:
             train({"steps": 10**9}, 0, None, "cpu")
-        assert short.fingerprint() == whole.fingerprint() is not None
+        assert short.entry == whole.entry
         with recording() as other:
             train({"steps": 12}, 1, None, "cpu")
-        assert other.fingerprint()["digest"] != whole.fingerprint()["digest"]
+        assert other.entry["digest"] != whole.entry["digest"]
 
     def test_nothing_is_left_behind(self):
         backward = torch.Tensor.backward
@@ -210,7 +210,7 @@ class TestComparison:
         monkeypatch.setattr(HERE, "measure", full)
         text = computed_again(paper, replace(record, status="out_of_memory"))
         assert text == "in that it ends out_of_memory"
-        with pytest.raises(Differs, match="it ends out_of_memory, and ended ok: no room"):
+        with pytest.raises(Differs, match="out_of_memory, and ended ok: OutOfMemoryError: no room"):
             computed_again(paper, record)
 
     def test_what_is_not_here_is_not_compared(self, paper, training):

@@ -58,12 +58,9 @@ def test_every_piece_of_the_list_names_runs_that_end_within_six_minutes():
     [
         ("[[piece]]\nname = 1", "is no list of pieces"),
         ("[[piece]]\nname = 'a'\nartefact = 'mbs'\nseconds = 1\nsecnods = 2", "secnods"),
-        ("piece = []", "it is empty"),
-        (f"{GOOD}artefact = 3\nseconds = 1", "artefact is 3, which is not text"),
-        (f"{GOOD}artefact = 'mbs'\nseconds = '1'", "seconds is '1', which is not a number above 0"),
-        (f"{GOOD}artefact = 'mbs'\nseconds = 1\nonly = ['best']", "which is not a table of lists"),
-        (f"{GOOD}artefact = 'mbs'\nseconds = 1\nseeds = 2", "seeds is 2, which is not text"),
-        (f"{GOOD}artefact = 'mbs'\nseconds = 1\nexperiments = 'train'", "which is not a list"),
+        ("piece = []", "has no piece"),
+        (f"{GOOD}artefact = 3\nseconds = 1", "is no list of pieces"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = 0", "seconds and at_once are above 0"),
     ],
 )
 def test_what_is_no_list_is_refused(tmp_path, text, said):

@@ -9,12 +9,8 @@ import torch
 from made_mbs import CHOSEN, INITIAL, PAPER
 
 from repro import datasets
-from repro.experiments import arguments
-from repro.experiments import run as running
 from repro.experiments.mbs import measuring, runs, training
 from repro.experiments.mbs.training import Task
-from repro.experiments.query import Source, results_of
-from repro.records import RecordStore
 
 
 def data_of(config):
@@ -23,7 +19,7 @@ def data_of(config):
 
 
 def small_training(micro, role="ResNet-50", **changes):
-    config = runs.training("smoke", role, CHOSEN, 16, micro).config
+    config = runs.training("smoke", role, CHOSEN, 16, micro is not None).config
     return config | {"train_samples": 32} | changes
 
 
@@ -49,7 +45,7 @@ class TestTraining:
         task = Task(config, data_of(config), "cpu")
         model, kinds = task.model(), []
         model.register_forward_hook(lambda _, inputs, output: kinds.append(output.dtype))
-        step = task.step(model, task.optimizer(model), micro)
+        step = task.step(model, micro)
         losses = [float(step(*batch)) for _ in range(4) for batch in task.loader(16, 0, 32)]
         assert set(kinds) == {torch.bfloat16} and np.mean(losses[-2:]) < np.mean(losses[:2])
         for weight in model.parameters():
@@ -90,8 +86,8 @@ class TestMeasuring:
         made: dict[str, list[int]] = {}
         step_of = Task.step
 
-        def watching(task, model, optimizer, micro):
-            step = step_of(task, model, optimizer, micro)
+        def watching(task, model, micro):
+            step = step_of(task, model, micro)
 
             def watched(inputs, targets):
                 made.setdefault(str(micro), []).append(len(inputs))
@@ -152,22 +148,6 @@ class TestFiles:
         for epochs in seen.values():
             assert len(epochs) == 9  # three ways, each warmed up and timed twice
             assert all(sorted(epochs).count(own) == 3 for own in epochs)  # each epoch's own order
-
-
-@pytest.mark.gpu
-@pytest.mark.cuda_only("tests/simulated_device/test_smoke.py is its like")
-@pytest.mark.slow
-def test_the_smoke_profile_on_a_gpu(tmp_path):
-    store = RecordStore(tmp_path)
-    planned = arguments.plan(PAPER, PAPER.artefacts.values(), "smoke", CHOSEN)
-    tally = running.execute(PAPER, planned, running.Setting("smoke", "cuda"), store, print)
-    assert not [record.error for record in store.load("mbs") if record.status == "failed"]
-    assert tally.done == len(planned)
-    source = Source(PAPER, {("local", "smoke"): store})
-    for artefact in PAPER.artefacts.values():
-        found = results_of(artefact, source)
-        assert found.missing == 0 and {r.device["type"] for r in found.records} == {"cuda"}
-        assert len(artefact.table(found)) and artefact.caption(found)
 
 
 @pytest.mark.gpu

@@ -98,18 +98,6 @@ class TestNoSlower:
 
 
 class TestShown:
-    def test_the_table(self):
-        frame = table("iterations", world(WR_undivided="3145728 bytes"))
-        frame = frame.set_index(["network", "form"])
-        row = frame.loc["AlexNet", "WR undivided"]
-        assert row["iteration (ms)"] == "cannot be held: 3.0 MiB would do"
-        row = frame.loc["AlexNet", "WR powerOfTwo"]
-        assert row["limit (MiB)"] == "5.5 each"
-        assert row["paper"] == "1.23×" and row["processes"] == 3
-        assert row["over torch's own"].startswith("×1.00")
-        assert row["gradients differ by"] == "1e-06" and row["largest seen (MiB)"] == "5.5"
-        assert frame.loc["AlexNet", "WD 82.5 MiB powerOfTwo"]["limit (MiB)"] == "82.5 in all"
-
     def test_the_figure(self):
         drawn = made.figure("iterations", world(WR_undivided=1.5))
         (axis,) = drawn.axes

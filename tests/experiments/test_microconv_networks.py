@@ -73,16 +73,6 @@ class TestFigure9:
         nothing_saved = self.make(large_mib=60.0, small_mib=0.1)
         assert judge("figure9/memory_cost", nothing_saved)[0] == "not run"
 
-    def ran(self, run):
-        cell = run.config["limit_mib"], run.config["policy"]
-        if cell == (64, "powerOfTwo"):
-            return None
-        if cell == (8, "undivided"):
-            return network(1.0, unfit=["conv2 F", "conv2 BF"], scatter=None)
-        divided = run.config["policy"] != "undivided"
-        # Slower spells of the machine while divided: only the ratio to torch's own counts.
-        return network(0.5 if divided else 1.25, 2.0, 0.03 if divided else 0.01, scatter=None)
-
 
 class TestComparison:
     def test_the_error_is_known_where_no_kernel_is_left_to_torch(self):
@@ -204,11 +194,3 @@ class TestFigure8:
         share = math.sqrt(2 * 2**2 + 2 * 4**2) / (2 + 4 + 1)
         assert gain.mean == pytest.approx(math.log(7 / 3))
         assert gain.error == pytest.approx(share * math.log(1.1))
-
-
-def fast(b):
-    return 0.010 + 1e-3 * b
-
-
-def slow(b):
-    return 0.005 + 3e-3 * b

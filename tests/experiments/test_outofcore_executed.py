@@ -25,7 +25,6 @@ from repro.experiments.outofcore.runs import PIX2PIXHD, RESNET
 from repro.measure import MemoryMeter, accelerator, machine
 from repro.measure.accelerator import HostMemoryError
 from repro.outofcore import Function, Trace, plan_swaps, record
-from repro.outofcore.allocator import MIB
 
 PAPER = load_paper("outofcore")
 SMOKE = runs.MODELS["smoke"]
@@ -38,52 +37,6 @@ _MEASURED = _TOY | {
     "threads": 1,
     "base_batch": 8,
     "limit_between": [8, 16],
-}
-_BASELINE = _TOY | {"role": RESNET, "batches": [4, 8], "images_per_s": [40.0, 60.0]}
-_SIMULATED = _TOY | {
-    "role": RESNET,
-    "limit_between": [8, 16],
-    "bandwidth": 5e7,
-    "baseline": _BASELINE,
-    "tune": True,
-    "lms": True,
-    "map_s": 1e-4,
-}
-_ANALYSED = {key: value for key, value in _SIMULATED.items() if key not in ("tune", "lms")}
-TOYS = {
-    "in core": ("measured", _MEASURED | {"mode": "in_core", "batch": 8}),
-    "schedule": ("measured", _MEASURED | {"mode": "schedule", "batch": 32}),
-    "chunks": ("measured", _MEASURED | {"mode": "schedule_va", "batch": 32}),
-    "paced": ("measured", _MEASURED | {"mode": "schedule", "batch": 32, "link_share": 0.5}),
-    "checkpointing": ("measured", _MEASURED | {"mode": "checkpointing", "batch": 8}),
-    "reach": ("reach", _TOY | {"role": RESNET, "limit_between": [8, 16], "lms": True}),
-    "simulated": ("simulated", _SIMULATED | {"batch": 32}),
-    "simulated in core": ("simulated", _SIMULATED | {"batch": 8}),
-    "link": ("link", _ANALYSED | {"batch": 32, "rates": [5e5, 1e6], "shares": [1.0, 0.8]}),
-    "packed": (
-        "packed",
-        _ANALYSED
-        | {"batch": 32, "chunk_mib": 2**-10, "largest_chunk": 1000, "least_chunk_mib": 2**-11},
-    ),
-    "by schedule": (
-        "by_schedule",
-        {k: v for k, v in _MEASURED.items() if k != "role"}
-        | {"schedule": "paper", "batch": 32, "link_bytes_per_s": 2**26},
-    ),
-    "physical": ("physical", _TOY | {"batch": 32, "limit_between": [8, 16], "chunk_mib": 2**-8}),
-    "half": ("half", _SIMULATED | {"batch": 32, "precision": "bfloat16"}),
-    "half reach": (
-        "half_reach",
-        _TOY | {"precision": "float16", "limit_between": [8, 16], "lms": False},
-    ),
-    "half measured": (
-        "half_measured",
-        _MEASURED | {"mode": "schedule", "batch": 32, "precision": "bfloat16"},
-    ),
-    "chunk sizes": (
-        "chunk_sizes",
-        _ANALYSED | {"batch": 32, "chunks_mib": [2**-10, 2**-8], "map_s": 1e-4},
-    ),
 }
 
 
@@ -129,14 +82,6 @@ class TestChild:
         assert outcome.timings["iteration"].warmup == 3
         assert outcome.metrics["bytes_moved"] > 0
         assert outcome.peak_bytes == outcome.metrics["held_bytes"]
-
-    def test_a_gpu_is_measured_in_a_child(self, monkeypatch):
-        asked = []
-        monkeypatch.setattr(
-            measuring, "measure_in_child", lambda config, device: asked.append((config, device))
-        )
-        measuring.measured(_MEASURED | {"mode": "in_core", "batch": 8}, 0, None, "cuda")
-        assert [device for _, device in asked] == ["cuda"]
 
 
 @pytest.mark.gpu
@@ -191,9 +136,6 @@ class TestAccelerator:
         with pytest.raises(HostMemoryError):
             measuring.measure(_MEASURED | {"mode": "schedule", "batch": 32}, str(device))
         assert len(tried) == 1
-
-
-CHUNK = 2 * MIB
 
 
 TRACED = [

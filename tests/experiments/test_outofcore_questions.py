@@ -6,26 +6,22 @@ import made
 import pytest
 from made import FAILED, OUT_OF_MEMORY
 from made_outofcore import (
-    GPU,
     PAPER,
     World,
-    curves,
     judged,
-    panels,
     results,
     timing,
 )
 
 from repro.experiments.design import claims_of
 from repro.experiments.judge import NotRun
-from repro.experiments.outofcore import points, runs
+from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.points import Trained
 from repro.experiments.outofcore.runs import (
     CHUNKS,
     IN_CORE,
     MEASURED,
     PEERS,
-    RESNET,
     SCHEDULE,
     SIMULATED,
 )
@@ -74,11 +70,6 @@ def world_of(claim, rules=None, **fields):
     profile = "quick" if claim == "precision/keeps_as_much_here" else "paper"
     usual = KEPT if claim == "table1/speed_kept_here" else {}
     return World(profile, usual if rules is None else rules, **fields)
-
-
-def on_device(world, device):
-    """Make the records of a world on another device."""
-    return lambda run, seed: world(run, seed) | {"device": device}
 
 
 class TestClaims:
@@ -142,59 +133,7 @@ class TestChecks:
         assert holds != "NO" or "schedule at 59: 30.0 MiB of 29.0 MiB" in row["evidence"]
 
 
-V100 = "ours: ResNet-50, simulated, V100"
-HERE = "ours: ResNet-50 of width 16 for ResNet-50, measured"
-
-
-class TestFigures:
-    def test_table1_is_over_the_largest_in_core(self):
-        shown = panels("table1", World(noise=0.1))
-        assert list(shown) == [V100, f"LMS (paper: P100) and our best {V100}", HERE]
-        simulated, lms, measured = shown.values()
-        assert curves(simulated)["schedule"][-1] == pytest.approx((928 / 190, 0.7))
-        assert curves(lms)["paper"][-1] == pytest.approx((928 / 190, 137 / 258))
-        assert curves(measured)["schedule + VA"][-1] == pytest.approx((91 / 12, 0.75), rel=0.05)
-        assert "paper" not in curves(measured)
-        for line in simulated.get_lines():
-            assert (line.get_markerfacecolor() == "none") == (line.get_label() == "paper")
-        (low, high) = measured.collections[0].get_segments()[0][:, 1]
-        assert low < curves(measured)["in core"][0][1] < high
-        assert any(area.get_label() == "no schedule beats" for area in simulated.collections)
-
-
 class TestPoints:
-    def test_simulated_by_hand(self):
-        def rows(**of):
-            return {"metrics": {"limit_bytes": 16, "peak_bytes": 11, "rows": of}}
-
-        swapped = {"reserved_bytes": 13, "budget_bytes": 14, "held_bytes": 9}
-        of = {
-            64: rows(
-                in_core={"time_s": 0.32, "reserved_bytes": 12},  # 200 images/s
-                schedule={"time_s": 0.4, **swapped},
-            ),
-            256: rows(in_core={"time_s": 2.56, "reserved_bytes": 15}),  # 100 images/s
-            512: rows(lms={"time_s": 6.4, **swapped}),
-            928: FAILED,
-        }
-        found = results(
-            "table1",
-            lambda run, _: of.get(run.config["batch"]) if run.experiment == SIMULATED else None,
-        )
-        v100 = Trained(found, SIMULATED)
-        in_core, alone = v100.points(IN_CORE), v100.points(SCHEDULE)
-        assert list(in_core) == [64, 256, 512] and in_core[512] is None
-        assert (in_core[64].images_per_s, in_core[64].relative) == (200, 1.0)
-        assert (in_core[64].taken, in_core[64].bytes("held")) == (12, 11)
-        assert (in_core[256].images_per_s, in_core[256].relative) == (100, 0.5)
-        assert (alone[64].images_per_s, alone[64].bytes("budget")) == (160, 14)
-        assert alone[64].relative == pytest.approx(0.8)
-        assert alone[256] is None and alone[512] is None
-        assert v100.points("lms")[256] == in_core[256]  # LMS swaps nothing that fits
-        assert (v100.base, v100.limit) == (256, 16)
-        here = Trained(found, MEASURED)
-        assert here.base is None and here.limit is None
-
     def measured(self, of, profile="quick"):
         def make(run, seed):
             return of.get((run.config.get("mode", ""), run.config.get("batch", 0)))
@@ -216,25 +155,6 @@ class TestPoints:
         assert alone[32].paces == pytest.approx([12 / 32 / 3, 12 / 32 * 2, 12 / 32 * 2])
         assert math.exp(-here.slowdown(alone[32]).mean) == pytest.approx(alone[32].relative)
 
-    def test_on_a_gpu_over_the_largest_in_core(self):
-        def timed(*seconds):
-            sizes = {"limit_bytes": 9, "held_bytes": 5, "reserved_bytes": 8}
-            return {"metrics": sizes, "timings": {"iteration": timing(*seconds)}, "device": GPU}
-
-        of = {
-            ("in_core", 128): timed(1.6, 1.6, 0.1),
-            ("in_core", 190): timed(3.8, 3.8, 3.8),  # 50 images/s
-            ("in_core", 256): OUT_OF_MEMORY,
-            ("schedule", 512): timed(16.0, 1.0, 16.0),
-        }
-        here = self.measured(of, "paper")
-        alone = here.points(SCHEDULE)
-        gap = here.slowdown(alone[512])
-        assert math.exp(gap.mean) == pytest.approx(256 ** (1 / 3) / 512 * 50)
-        without = self.measured({("schedule", 512): of["schedule", 512]}, "paper")
-        with pytest.raises(NotRun, match="nothing fits in core"):
-            without.slowdown(alone[512])
-
     def test_a_papers_batch_size_is_one_in_proportion_on_a_cpu(self):
         found = results("table1", World())
         for batch, size in {190: 12, 512: 32, 928: 59, 1440: 91}.items():
@@ -245,18 +165,6 @@ class TestPoints:
             # 71 is farther than a tenth
             with pytest.raises(NotRun, match="no records"):
                 Trained(results("table1", World(rules=rules)), MEASURED).at(928, CHUNKS)
-
-    def test_devices_that_cannot_tell(self):
-        def make(run, seed):
-            other = {"device": GPU | {"name": "NVIDIA Y"}} if run.config.get("batch") == 64 else {}
-            return World("paper")(run, seed) | other
-
-        here = Trained(results("table1", make, "paper"), MEASURED)
-        with pytest.raises(NotRun, match="NVIDIA X and NVIDIA Y"):
-            here.slowdown(here.trained(SCHEDULE)[928])
-        other = results("table1", on_device(World("paper"), GPU | {"type": "xpu"}), "paper")
-        with pytest.raises(NotRun, match="needs CUDA"):
-            points.with_allocators(other, [RESNET])
 
     def test_which_largest_sizes_are_unsure(self):
         def over(rules, paper=1.5):

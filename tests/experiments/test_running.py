@@ -137,7 +137,6 @@ class TestExecute:
         one_run._load_cached.cache_clear()
         config = {"x": 1, "dataset": {"name": "digits", "image_size": 8}}
         runs = [Run("add", config), Run("add", config | {"x": 3})]
-        running.load_data(runs, "folder")
         setting = Setting("smoke", "cpu", root="folder", seeds=(0, 1))
         running.execute(toy.paper, runs, setting, store, lambda line: None)
         one_run._load_cached.cache_clear()
@@ -408,15 +407,6 @@ class TestArguments:
         for device in ("cpu:7", "cuda:2", "cuda:01", "CPU ", "", 0, None, torch.device("cpu")):
             with pytest.raises(UsageError, match=r"allowed are 'cpu' and 'cuda:0' to 'cuda:1'$"):
                 arguments.check_device(device)
-
-    def test_another_name_of_a_device_makes_no_other_records(self, toy, store):
-        execute(toy, store)
-        runs, setting = toy.plan(), Setting("smoke", "cpu:0", seeds=(0, 1))
-        assert running.execute(toy.paper, runs, setting, store).stood == 6
-        for wrong in ("cpu:7", "CPU"):
-            with pytest.raises(UsageError, match=rf"'{wrong}' is not available here"):
-                running.execute(toy.paper, runs, Setting("smoke", wrong, seeds=(9,)), store)
-        assert len(store.load("toy")) == 6
 
 
 class TestSources:

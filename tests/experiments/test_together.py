@@ -23,7 +23,7 @@ from repro.experiments.together import (
     runs,
     training,
 )
-from repro.experiments.together.runs import CIFAR, LABELS
+from repro.experiments.together.runs import CIFAR
 from repro.measure import machine
 
 PAPER, CHOSEN = load_paper("together"), {CIFAR: "cifar10"}
@@ -102,8 +102,7 @@ class TestUnderALimit:
             built = networks.build_model(config, "cpu")
             if recomputed:
                 networks.recompute(built)
-                parts = [m for m in built.modules() if isinstance(m, networks.Recomputed)]
-                assert len(parts) >= 2
+                assert sum(type(m).__name__ == "CheckpointWrapper" for m in built.modules()) >= 2
             problem.loss(built(problem.inputs), problem.targets).backward()
             gradients.append([p.grad for p in built.parameters()])
         torch.testing.assert_close(*gradients)
@@ -113,9 +112,9 @@ class TestUnderALimit:
         assert methods.micro_batches("mbs", 8, 128) == [8, 6, 4, 2, 1]
         assert methods.micro_batches("checkpointing_mbs", 8, 32)[:3] == [32, 16, 8]
         assert methods.micro_batches("mbs_in_outofcore", 8, 128)[0] == 16
-        model = networks.build_model(TRANSFORMER, "cpu")
         problem = networks.build_problem(TRANSFORMER, 4)
-        method = methods.Method("outofcore_file", problem, model, "cpu", None, 10**6)
+        config = TRANSFORMER | {"mode": "outofcore_file"}
+        method = methods.Method(config, problem, None, 10**6, "cpu")
         monkeypatch.setattr("repro.measure.accelerator.is_accelerator", lambda device: True)
         with pytest.raises(methods.Refused, match="swaps to the host"), method.within():
             pass
@@ -188,7 +187,7 @@ class TestClaimsUnderALimit:
             assert check_row("together/limit", position, sound)["holds"] == "yes"
             assert check_row("together/limit", position, broken)["holds"] == "NO"
 
-    def test_the_speed_kept_is_of_an_image_in_claim_table_and_figure(self):
+    def test_the_speed_kept_is_of_an_image(self):
         found = limits(slow={"mbs": 1.25})
         tried = limit.points(found, "U-Net", "mbs")
         assert tried[16]["slowdowns"] == pytest.approx([1.2375, 1.25, 1.2625])
@@ -199,15 +198,6 @@ class TestClaimsUnderALimit:
         )
         told = verdict("together/limit/streaming_keeps_speed", found).evidence
         assert "U-Net, mini-batch 128 ×0.80 [×0.7" in told
-        drawn = limit.figure(found)
-        labels = [text.get_text() for text in drawn.axes[0].get_yticklabels()]
-        assert labels == list(LABELS.values())
-        marks = [(line.get_label(), *line.get_xydata()[0]) for line in drawn.axes[0].lines]
-        row = labels.index("MBS")
-        (x,) = (x for name, x, y in marks if name.startswith("16×") and round(y) == row)
-        assert x == pytest.approx(0.8, rel=1e-3)
-        failed = {round(y) for name, _, y in marks if name == "does not fit"}
-        assert labels.index("undivided") in failed and row not in failed
 
 
 class TestAdvice:

@@ -195,11 +195,11 @@ def alive(process: int) -> bool:
 
 
 def test_what_ran_here_counts_before_what_ran_elsewhere():
-    forecast = Forecast({"a": 10.0, "b": 30.0}, unknown_s=7.0)
-    assert forecast.expected("a") == 10.0 and forecast.expected("new") == 7.0
-    forecast.learn("a", 20.0)
+    forecast = Forecast({"a": 10.0, "b": 30.0})
+    assert forecast.expected("a") == 10.0 and forecast.expected("new") == 20.0
+    forecast.learn("a", 40.0)
     # A run that nobody knows takes the mean of those here.
-    assert [forecast.expected(n) for n in ("a", "b", "new")] == [20.0, 30.0, 20.0]
+    assert [forecast.expected(n) for n in ("a", "b", "new")] == [40.0, 30.0, 40.0]
     assert Forecast({}).expected("new") is None
 
 

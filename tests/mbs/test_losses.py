@@ -1,6 +1,7 @@
 """Which losses are exact, what has to be given for the others, and that nothing else passes."""
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -98,8 +99,7 @@ def test_two_dimensional_targets_count_by_pixel():
 
 
 def test_pieces_count_by_token_as_well():
-    model = make_model()
-    plain = copy.deepcopy(model)
+    model, plain = make_model(), make_model()
     F.cross_entropy(plain(X), IGNORED).backward()
     pieces = ((X[i : i + 20], IGNORED[i : i + 20]) for i in range(0, N, 20))
     MicroBatchStreamer(model, F.cross_entropy, 7).backward(pieces)
@@ -202,17 +202,9 @@ MEANS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("check", ["first", "always"])
 @pytest.mark.parametrize("name", MEANS)
-def test_means_over_samples_raise_no_alarm(name, check):
-    loss_fn, targets = MEANS[name]
-    model = make_model()
-    streamer = MicroBatchStreamer(model, loss_fn, 16, check=check)
-    plain = copy.deepcopy(model)
-    for _ in range(2):
-        streamer.backward(X, targets)
-        loss_fn(plain(X), targets).backward()
-    assert (gradient(model) - gradient(plain)).norm() < 1e-12 * gradient(plain).norm()
+def test_means_over_samples_raise_no_alarm(name):
+    assert error_of(*MEANS[name], check="always") < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -230,20 +222,15 @@ def test_random_and_normalising_layers_raise_no_alarm(layer, dtype):
     assert all(module.training for module in model.modules())
 
 
-def test_check_first_always_and_off():
-    for check, calls in (("first", [12, 5, 5]), ("always", [12, 12, 12]), ("off", [5, 5, 5])):
-        seen = []
-
-        def loss_fn(outputs, targets):
-            seen.append(len(outputs))  # noqa: B023
-            return F.cross_entropy(outputs, targets)
-
-        streamer, counts = MicroBatchStreamer(make_model(), loss_fn, 16, check=check), []
-        for _ in range(3):
-            seen.clear()
-            streamer.backward(X, LABELS)
-            counts.append(len(seen))
-        assert counts == calls
+def test_a_loss_that_changes_its_kind_is_seen_by_always_alone():
+    for check in ("first", "off", "always"):
+        roots = []
+        loss_fn = lambda o, t: F.mse_loss(o, t) ** (0.5 if roots else 1)  # noqa: B023, E731
+        streamer = MicroBatchStreamer(make_model(), loss_fn, 16, check=check)
+        streamer.backward(X, VALUES)
+        roots.append(1)
+        with pytest.raises(LossCheckError) if check == "always" else nullcontext():
+            streamer.backward(X, VALUES)
 
 
 def test_wrong_weights_are_refused():
@@ -287,7 +274,7 @@ def hard(outputs, labels):
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("micro", [2, 8, 33])
 def test_no_draw_of_samples_hides_a_wrong_loss(micro, dtype):
-    for seed in range(8):
+    for seed in range(3):
         labels = rare_class(seed)
         mask = (labels < 3).double()[:, None].expand(N, 4)
         for loss_fn, targets in (

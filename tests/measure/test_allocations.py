@@ -95,17 +95,14 @@ def faults():
     for _ in range(20):
         torch.zeros(2**24, dtype=torch.uint8)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-torch.set_num_threads(1)
-peak = peak_allocation(lambda: torch.empty(100), torch.device("cpu"))
-before = faults()
-kept = keep_freed_memory()
+peak_allocation(lambda: torch.empty(100), "cpu")
+before, kept = faults(), keep_freed_memory()
 faults()
-print(peak, kept, before, faults())
+print(kept, before, faults())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    peak, kept, before, after = done.stdout.split()
-    assert peak == "400"
+    kept, before, after = done.stdout.split()
     if kept == "False":
         pytest.skip("this C library has no mallopt")
     assert int(before) > 20  # every tensor anew, even with huge pages

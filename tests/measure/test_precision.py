@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -45,10 +43,3 @@ def test_checks_of_a_loss_allow_for_it_however_it_was_set(matmul, conv):
     given = [torch.float32], torch.device("cuda")
     assert (tolerance(*given) >= 1e-2) is ("tf32" in (matmul, conv))
     assert (tolerance(*given, multiplied_by=("matmul",)) >= 1e-2) is (matmul == "tf32")
-
-
-def test_nothing_reads_the_setting_that_may_raise():
-    root = Path(__file__).parents[2]
-    files = [path for part in ("repro", "benchmarks") for path in (root / part).rglob("*.py")]
-    reading = [path for path in files if "allow_tf32" in path.read_text(encoding="utf-8")]
-    assert [path.name for path in reading] == ["precision.py"]  # which says why

@@ -53,11 +53,11 @@ def too_little(kernel):
 
 @pytest.mark.slow
 def test_what_divided_kernels_take_is_listed():
-    kernels = kernels_of(SMALL)
+    kernels = kernels_of(SMALL)[::3]  # the exhaustive test has all
     grouped = Convolution(8, 12, 11, 8, (3, 3), padding=(1, 1), groups=2)
     types = ("float32", "float64", "bfloat16", "float16")
     kernels += [Kernel(kind, grouped, dtype) for kind in KINDS for dtype in types]
-    assert len(kernels) > 42 and [row for k in kernels for row in too_little(k)] == []
+    assert len(kernels) > 22 and [row for k in kernels for row in too_little(k)] == []
 
 
 def test_an_algorithm_that_lists_too_little_is_found(monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from repro.microconv import BenchmarkCache, Convolution, Kernel, backends, measuring
 from repro.microconv.backends import BACKENDS
-from repro.microconv.cache import Key
+from repro.microconv.cache import key_of
 from repro.microconv.cudnn import UnsupportedError
 from repro.microconv.kernels import KINDS, Backend
 from repro.microconv.measuring import Bench
@@ -48,7 +48,7 @@ class Invented(Backend):
             return 0
         return self.known[algorithm][1](b) - self.hidden.get(algorithm, 0)
 
-    def run(self, algorithm, kernel, operands, workspace, bias=None):
+    def run(self, algorithm, kernel, operands, workspace):
         first, _, out = operands
         b, start = len(first), first.storage_offset() // max(1, first[0].numel())
         size = workspace.numel()
@@ -177,7 +177,7 @@ def test_what_cudnn_lists_and_refuses_is_remembered(store, builtin, fast):
     candidates = make(store, fast).candidates(KERNEL, 2, [1, 2])
     assert [names_of(ways) for ways in candidates.values()] == [ALL[::2]] * 2
     assert fast.counted("big") == 2 and fast.counted("small") > 4
-    assert store.times(Key.of(KERNEL), 1)["fast:big"] == []
+    assert store.times(key_of(KERNEL), 1)["fast:big"] == []
     del fast.errors["big"]
     again = make(store, fast)
     assert again.candidates(KERNEL, 2, [1, 2]) == candidates
@@ -191,7 +191,7 @@ def test_what_cudnn_lists_and_refuses_is_remembered(store, builtin, fast):
 def test_what_runs_out_of_memory_is_tried_another_day(store, builtin, fast, error):
     fast.errors["big"] = error
     assert names_of(make(store, fast).candidates(KERNEL, 1, [1])[1]) == ALL[::2]
-    assert "fast:big" not in store.times(Key.of(KERNEL), 1)
+    assert "fast:big" not in store.times(key_of(KERNEL), 1)
     del fast.errors["big"]
     bench = make(store, fast)
     assert names_of(bench.candidates(KERNEL, 1, [1])[1]) == ALL

@@ -5,9 +5,7 @@
 
 import ctypes
 import multiprocessing
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
@@ -77,10 +75,6 @@ def driver() -> ctypes.CDLL:
     library.stub_limit.argtypes = [number]
     library.stub_failed.restype = library.stub_refusal.restype = ctypes.c_char_p
     library.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
-    library.cuMemMap.argtypes = [number] * 5
-    library.cuMemUnmap.argtypes = library.cuMemAddressFree.argtypes = [number] * 2
-    library.cuMemRelease.argtypes = [number]
-    library.stub_latest_chunk.restype = number
     return library
 
 
@@ -130,31 +124,6 @@ def test_work_that_the_device_has_yet_to_do_keeps_its_memory():
         assert memory.malloc(CHUNK, 7) != new
         driver().stub_hold(8, False)
         assert memory.malloc(CHUNK, 7) == new and byte(new) == 4
-
-
-@pytest.mark.slow
-@on_the_stub
-def test_another_stream_takes_what_is_done_and_waits_where_nothing_else_is_left():
-    driver().stub_limit(2 * CHUNK)
-    with ChunkedMemory("cuda", CHUNK) as memory:
-        driver().stub_hold(7, True)
-        first = memory.malloc(CHUNK, 7)
-        fill(7, first, 3)
-        memory.free(first, 7)
-        second = memory.malloc(CHUNK, 8)
-        assert second != first and memory.counters().event_waits == 0
-        third = memory.malloc(CHUNK, 8)
-        assert memory.counters().event_waits == 1 and byte(third) == 3
-        driver().stub_hold(7, False)
-
-
-@on_the_stub
-def test_events_are_used_again_and_destroyed_at_the_end():
-    made = driver().stub_events_made()
-    with ChunkedMemory("cuda", CHUNK) as memory:
-        for number in range(200):
-            memory.free(memory.malloc(CHUNK, number % 2), number % 2)
-        assert driver().stub_events_made() - made <= 4
 
 
 @on_the_stub
@@ -249,33 +218,6 @@ def test_out_of_memory_is_told_as_such_wherever_it_comes():
         assert memory.counters().failures == 2
 
 
-@on_the_stub
-def test_what_the_stub_refuses():
-    with ChunkedMemory("cuda", CHUNK) as memory:
-        address, context = memory.malloc(CHUNK), ctypes.c_void_p()
-        chunk = driver().stub_latest_chunk()
-
-        def refused(rule: str, call: str, *arguments: int) -> None:
-            assert getattr(driver(), call)(*arguments) == 1
-            assert call in refusal() and rule in refusal(), refusal()
-            driver().stub_forgive()
-
-        refused("inside()", "cuMemMap", address, CHUNK, 0, chunk, 0)
-        driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
-        driver().cuCtxSetCurrent(context)
-        refused("!mapped.count(address)", "cuMemMap", address, CHUNK, 0, chunk, 0)
-        refused("range != ranges.begin()", "cuMemMap", CHUNK, CHUNK, 0, chunk, 0)
-        refused("whole(address, bytes)", "cuMemUnmap", address, CHUNK // 2)
-        refused("first >= address + bytes", "cuMemAddressFree", address, CHUNK)
-        refused("mapping.handle != handle", "cuMemRelease", chunk)
-        refused("chunks.count(handle)", "cuMemRelease", chunk + 1)
-        driver().cuCtxSetCurrent(None)
-        driver().cuDevicePrimaryCtxRelease_v2(0)
-        fill(0, address + 1, 3)
-        assert refusal() == "a kernel reached memory that is not mapped"
-        driver().stub_forgive()
-
-
 @pytest.mark.slow
 def test_what_torch_calls(process: ProcessPoolExecutor, tmp_path: Path):
     caller = tmp_path / "caller.so"
@@ -326,47 +268,3 @@ def as_torch_calls(caller: Path) -> None:
     library.ca_plug_empty_cache()
     assert installed.counters(0).reserved_bytes == CHUNK
     assert refusal() == ""
-
-
-# ---- where it does not begin
-
-BEGIN = """
-import ctypes, sys
-library = ctypes.CDLL(sys.argv[1])
-if len(sys.argv) > 2:
-    driver = ctypes.CDLL("libcuda.so.1")
-    driver.stub_fail(int(sys.argv[2]), int(sys.argv[3]))
-library.ca_last_error.restype = ctypes.c_char_p
-made, size = ctypes.c_void_p(), ctypes.c_uint64
-assert library.ca_create(b"cuda", size(1), size(0), size(0), 0, ctypes.byref(made)) == 3
-print(library.ca_last_error().decode())
-if len(sys.argv) > 2:
-    assert library.ca_create(b"cuda", size(1), size(0), size(0), 0, ctypes.byref(made)) == 0
-"""
-
-
-def begun(folder: Path, *arguments: object) -> str:
-    """What a process without torch is told by the first use of the driver in a folder."""
-    torch_library = native.LIBRARIES[2].removeprefix("-L")
-    environment = os.environ | {"LD_LIBRARY_PATH": f"{folder}:{torch_library}"}
-    command = [sys.executable, "-S", "-c", BEGIN, native.build(), *map(str, arguments)]
-    return subprocess.run(
-        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8"
-    ).stdout
-
-
-def test_a_driver_that_does_not_start_is_tried_again(driver_folder: Path):
-    assert begun(driver_folder, 0, 100) == "cuInit: WRONG (100)\n"
-
-
-@pytest.mark.slow
-def test_no_driver_and_one_that_is_too_old(tmp_path: Path):
-    old = tmp_path / "old.c"
-    old.write_text("int cuInit(unsigned flags) { return flags; }\n", encoding="utf-8")
-    subprocess.run(
-        [*native._compiler(), "-x", "c", "-shared", "-fPIC", old, "-o", tmp_path / "libcuda.so.1"],
-        check=True,
-    )
-    assert begun(tmp_path) == (
-        "the CUDA driver has no cuGetErrorString: virtual memory needs CUDA 11 or newer\n"
-    )

@@ -5,8 +5,6 @@ import random
 import pytest
 import torch
 
-from repro.experiments.saving import save_pinned
-from repro.mbs.staging import Stager
 from repro.measure import accelerator
 from repro.measure.accelerator import HostMemoryError
 from repro.outofcore import Function, OutOfCore, Trace, host_bytes
@@ -114,19 +112,6 @@ class TestPinned:
         assert store.total_bytes == 0 and pinned(device) == before
         store.close()
         HostStore("cpu").reserve(3 * SLAB_BYTES)  # which pins nothing
-
-    def test_streamed_batches_and_saved_tensors_ask_too(self, device, monkeypatch):
-        monkeypatch.setattr(accelerator, "pinnable_bytes", lambda: 2**20)
-        batch = torch.ones(2**20, 8)
-        for take in (
-            lambda: next(iter(Stager(device, 1, trace=False).stream([batch]))),
-            lambda: accelerator.pinned(batch, device),
-        ):
-            with pytest.raises(HostMemoryError, match="33,554,432 bytes to pin"):
-                take()
-        x = batch.to(device).requires_grad_()
-        with pytest.raises(HostMemoryError, match="to pin"), save_pinned(device):
-            x.square()
 
     def test_too_little_is_named_before_the_first_swap(self, device, limit):
         limit(2 * SLAB_BYTES)

@@ -492,16 +492,6 @@ class TestMemoryOfOthers:
             assert alias.sum() == x.sum().item() == 4 * KIB
         assert block.statistics.bytes_out > 0
 
-    def test_what_becomes_shared_within_the_block_stays_so(self):
-        tensors, x = crowd(), torch.ones(KIB)
-        with OutOfCore(24 * KIB) as block:
-            x.add_(1)
-            x.share_memory_()
-            block.unlock()
-            touch(tensors)
-            assert x.is_shared()
-        assert x.is_shared()
-
     def test_a_part_that_is_written_counts_whole(self):
         flat, tensors = torch.zeros(4 * KIB), crowd()
         parts = flat.split(KIB)
@@ -752,14 +742,6 @@ class TestInterrupts:
         assert not block.entered
         assert [t.sum().item() for t in tensors] == [KIB * i for i in range(8)]
 
-    def test_a_thread_leaves_signals_alone(self):
-        def train() -> object:
-            with OutOfCore(KIB):
-                return signal.getsignal(signal.SIGINT)
-
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(train).result() is signal.default_int_handler
-
 
 @contextmanager
 def operation(name: str, function, kind: str = "CPU"):
@@ -856,37 +838,13 @@ class TestOperations:
         ],
     )
     def test_foretelling_draws_no_random_number(self, draw):
-        class Counts(TorchDispatchMode):
-            seen = 0
-
-            def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-                self.seen += 1
-                return operation(*args, **(kwargs or {}))
-
-        def drawn(block: OutOfCore | nullcontext) -> tuple[torch.Tensor, int]:
+        def drawn(block: OutOfCore | nullcontext) -> torch.Tensor:
             torch.manual_seed(0)
             generator = torch.Generator().manual_seed(1)
-            with Counts() as counts, block:
-                before = counts.seen
-                values = [draw(generator) for _ in range(3)]
-                return torch.stack(values), counts.seen - before
+            with block:
+                return torch.stack([draw(generator) for _ in range(3)])
 
-        (wanted, count), (values, seen) = drawn(nullcontext()), drawn(OutOfCore(AMPLE))
-        assert torch.equal(wanted, values) and count == seen
-
-    def test_what_lstms_and_losses_keep_is_foretold(self):
-        def make():
-            model, x = nn.LSTM(40, 33, 2, bidirectional=True), torch.randn(7, 5, 40)
-
-            def step():
-                model.zero_grad()
-                out, _ = model(x)
-                return back(F.mse_loss(out, torch.zeros_like(out)))
-
-            return step, {"model": model}
-
-        budget = record(make()[0]).smallest_budget
-        assert same(budget, make).statistics.peak_bytes <= budget
+        assert torch.equal(drawn(nullcontext()), drawn(OutOfCore(AMPLE)))
 
 
 class TestSums:
@@ -911,13 +869,6 @@ class TestSums:
             return [one.tolist() for one in grads]
 
         return run
-
-    def test_they_are_in_place(self):
-        trace = record(self.step(), warmup=1)
-        backward = [f.name for f in trace.functions].index("aten.ones_like")
-        names = [f.name for f in trace.functions[backward:]]
-        assert "aten.add" not in names
-        assert names.count("aten.add_") == 6  # two for each layer but the first, whose x is given
 
     @pytest.mark.parametrize("kept", [None, []])
     def test_every_bit_is_kept(self, kept):

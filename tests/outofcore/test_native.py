@@ -7,7 +7,6 @@ import stat
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -118,9 +117,6 @@ def test_counters_are_those_of_the_simulator(seed, small_bytes):
                 name = live.pop(rng.randrange(len(live)))
                 simulated.free(name)
                 memory.free(addresses.pop(name))
-            elif rng.random() < 0.01:
-                simulated.release_cached()
-                memory.trim()
             else:
                 nbytes = int((20 * PAGE) ** rng.random())
                 try:
@@ -137,15 +133,13 @@ def test_counters_are_those_of_the_simulator(seed, small_bytes):
                 "requested_bytes",
                 "allocated_bytes",
                 "reserved_bytes",
-                "internal_fragmentation_bytes",
                 "chunks_created",
                 "ranges_reused",
                 "maps",
                 "unmaps",
             ):
-                if name != "chunks_created" or not c.chunks_released:
-                    assert getattr(c, name) == getattr(simulated, name), name
-            assert c.shared_chunks == simulated.shared_chunks
+                assert getattr(c, name) == getattr(simulated, name), name
+            assert c.shared_chunks == len(simulated._shared)
         assert c.failures == refused
         for name in ("requested_bytes", "allocated_bytes", "reserved_bytes"):
             assert getattr(c, f"peak_{name}") == simulated.peaks[name]
@@ -205,15 +199,6 @@ class TestStreams:
         assert memory.counters().chunks_created == 2 + count
         assert memory.counters().event_waits == 0
 
-    def test_chunks_that_were_retired_keep_their_stream(self, memory):
-        memory.set_complete(7, False)
-        memory.free(memory.malloc(3 * PAGE, 7), 7)
-        memory.malloc(PAGE, 7)  # two chunks are left, mapped nowhere
-        memory.malloc(2 * PAGE, 8)
-        assert memory.counters().chunks_created == 5
-        memory.malloc(2 * PAGE, 7)
-        assert memory.counters().chunks_created == 5
-
     def test_a_block_may_be_freed_on_another_stream(self, memory):
         # Stream 7 has yet to run what used the chunk under its first owner.
         memory.set_complete(7, False)
@@ -225,14 +210,6 @@ class TestStreams:
         memory.set_complete(7, True)
         assert memory.malloc(PAGE, 8) == old
 
-    def test_trim_waits(self, memory):
-        for stream in (7, 8):
-            memory.set_complete(stream, False)
-            freed = memory.malloc(2 * PAGE, stream)
-            memory.record_stream(freed, 15 - stream)
-            memory.free(freed, stream)
-        check_empty(memory)
-
 
 class TestSmall:
     """Requests that share chunks, of 512 bytes at least."""
@@ -241,19 +218,6 @@ class TestSmall:
     def memory(self):
         with ChunkedMemory("posix", PAGE, 3 * PAGE, small_bytes=PAGE // 2) as made:
             yield made
-
-    def test_pieces_share_a_chunk_and_give_it_back(self, memory):
-        pieces = [memory.malloc(512) for _ in range(PAGE // 512)]
-        assert [b - a for a, b in pairwise(pieces)] == [512] * (len(pieces) - 1)
-        assert memory.counters().reserved_bytes == PAGE
-        for mark, address in enumerate(pieces):
-            write(address, mark, 512)
-        for mark, address in enumerate(pieces):
-            assert holds(address, mark, 512)
-            memory.free(address)
-        c = memory.counters()
-        assert (c.shared_chunks, c.allocated_bytes, c.cached_ranges) == (0, 0, 1)
-        check_empty(memory)
 
     def test_two_frees_are_told(self, memory):
         # The first piece lies where its chunk begins.
@@ -447,8 +411,3 @@ class TestBuild:
         assert not mark.exists() and stat.S_IMODE(library.stat().st_mode) == 0o700
         loaded = native._load(library)  # which torch opens by the same name
         assert ctypes.CDLL(loaded._name)._handle == loaded._handle
-
-    @pytest.mark.exhaustive
-    def test_the_sources_compile_without_warnings(self, monkeypatch):
-        monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-Werror", "-Wshadow"))
-        build()

@@ -35,7 +35,8 @@ from repro.outofcore import (
 from repro.outofcore.allocator import ChunkedAllocator, replay
 from repro.outofcore.packing import packed_plans
 from repro.outofcore.plan import requests
-from repro.outofcore.planning import Name, make_plan
+from repro.outofcore.planning import Name, Planner
+from repro.outofcore.recording import Recording
 
 OUT, RELEASE, IN = (Kind.SWAP_OUT, Kind.RELEASE, Kind.SWAP_IN)
 MAKE, USE = Function("make", (), ("a",)), Function("use", ("a",), ())
@@ -63,11 +64,11 @@ def every_schedule(trace: Trace, budget: int, times, rates) -> Iterator[SwapPlan
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_traces(seed):
     """No plan breaks a rule or beats the bound; simulated it takes what its copies allow."""
     rng, rates, names = random.Random(seed), (2.0, 3.0), set()
-    for _ in range(40):
+    for _ in range(30):
         trace = random_trace(rng)
         times = [rng.random() for _ in trace.functions]
         for budget in budgets(trace, rng):
@@ -207,7 +208,7 @@ def having(number: int, *action) -> SwapPlan:
         (having(1, IN, "a0"), "'a0': it is on the device already"),
         (having(0, OUT, "g0"), "'g0': it is not alive"),
         (having(2, OUT, "a0"), "the host's copy is right already"),
-        (replace(GOOD, resident=frozenset({"a1"})), "'a1', resident, is not alive"),
+        (replace(GOOD, resident=frozenset({"a1"})), "'a1' is resident, but not alive"),
         (replace(GOOD, before=GOOD.before[1:]), "lists of actions"),
         (replace(ENDING, after=(ENDING.after[0], (Action(OUT, "w"), Action(RELEASE, "w")))),
          "'w' on the device otherwise than it started"),
@@ -309,18 +310,6 @@ class TestRunning:
         assert block.statistics.bytes_out > 0
         assert block.statistics.peak_bytes <= block.budget_bytes
 
-    def test_a_function_plans(self, plain):
-        calls = []
-
-        def planned_by_us(trace, budget_bytes, times, rates):
-            calls.append((len(trace.functions), len(times), min(rates) > 0))
-            return plan_swaps(trace, budget_bytes, 0)
-
-        tensors, block = trained(planned_by_us, 0.6)
-        assert all(map(torch.equal, tensors, plain))
-        assert block.plan.window_bytes == 0
-        assert all(functions == times and rated for functions, times, rated in calls)
-
     @pytest.mark.parametrize(
         ("change", "message"),
         [({}, "plan the given trace"), ({"budget_bytes": 36}, "more than the budget")],
@@ -333,7 +322,7 @@ class TestRunning:
 
         assert trace.smallest_budget == 36
         with pytest.raises(PlanError, match=message):
-            make_plan(broken, trace, 36, [1.0] * 13, (1.0, 1.0))
+            Planner(broken, "auto", 36, lambda: (1.0, 1.0)).plan(Recording(trace, [], [], []))
 
     def test_copies_take_their_bytes_time_and_change_no_bit(self):
         torch.manual_seed(0)

@@ -246,20 +246,6 @@ def test_what_people_do_in_their_loops(at):
         assert ours.statistics.locked_bytes == 3 * 16 * 9 * 4
 
 
-@pytest.mark.slow
-def test_an_exception_inside_leaves_everything_in_its_place():
-    def fail(training: Training, i: int, where: str) -> None:
-        if i == 3 and where == "backward":
-            raise KeyError("stop")
-
-    ours, plain = Training(), Training()
-    with pytest.raises(KeyError, match="stop"):
-        plain.loop(5, fail)
-    with pytest.raises(KeyError, match="stop"), OutOfCore(1_500_000):
-        ours.loop(5, fail)
-    assert_same(ours, plain)
-
-
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_a_full_disk_loses_nothing(monkeypatch, tmp_path, left):
     """Copies to the host fail from some point on; every value is still there afterwards."""
@@ -294,18 +280,6 @@ def test_errors_of_operations_and_too_small_a_budget_lose_nothing():
     assert caught.value.function == "function 1 (aten.mm)"
     assert caught.value.needed_bytes == 3 * 40_000
     assert a.sum() == 10_000
-
-
-@pytest.mark.slow
-def test_training_in_blocks_one_after_another_on_batches_of_a_process():
-    data = torch.utils.data.TensorDataset(torch.randn(12, 3, 16, 16), torch.arange(12) % 10)
-    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1)
-    plain, ours, block = Training(), Training(), OutOfCore(1_500_000)
-    for _ in range(2):
-        plain.loop(3, batches=list(loader))
-        with block:
-            ours.loop(3, batches=list(loader))
-    assert_same(ours, plain)
 
 
 def test_steps_by_hand_and_two_optimizers():

@@ -23,12 +23,6 @@ from repro.outofcore.allocator import ChunkedAllocator, replay
 from repro.outofcore.plan import requests
 
 
-def two() -> Trace:
-    return Trace(
-        (Function("f", ("w",), ("a",)), Function("g", ("w", "a"), ("w",))), {"w": 5, "a": 7}
-    )
-
-
 def test_a_variable_of_a_function_counts_once():
     function = Function("f", ("a", "b", "a"), ("b", "c", "c"))
     assert (function.inputs, function.outputs) == (("a", "b"), ("b", "c"))
@@ -38,24 +32,6 @@ def test_a_variable_of_a_function_counts_once():
 
 
 class TestTrace:
-    def test_what_persists_and_what_dies(self):
-        trace = two()
-        assert trace.persistent == {"w"}  # what is first read
-        assert trace.lifetimes == {"a": (0, 2)}
-        given = Trace(trace.functions, trace.sizes, deaths={"w": 2})
-        assert given.persistent == frozenset()
-        assert given.lifetimes == {"w": (0, 2), "a": (0, 2)}
-
-    def test_bytes_by_hand(self):
-        # f_0: w and the new a; f_1: w and a.
-        assert two().needs_bytes == [12, 12]
-        assert two().live_bytes == [12, 12]
-        chained = chain(2, width=10, weight=3)
-        # f_0: a0, a1, both w; f_1: and a2; loss: and g2; backward 1: g1, d1, without a2 and g2
-        # only after it; backward 0: a0, a1 is gone, g1, g0, d0, d1; updates: a0, w, d.
-        assert chained.live_bytes == [26, 36, 46, 49, 42, 22, 19]
-        assert chained.peak_bytes == 49
-
     def test_live_bytes_by_counting(self):
         rng = random.Random(3)
         for _ in range(300):

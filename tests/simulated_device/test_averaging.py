@@ -79,7 +79,7 @@ def averaged(device, method):
             for failing in (True, False) if number == 2 else (False,):
                 averager.begin()
                 loss = F.cross_entropy(model(x), y)
-                averager.check_applied()
+                averager.check_read()
                 averager.gathering = True
                 loss.backward()
                 if failing:  # after the backward pass: its gradients are under way

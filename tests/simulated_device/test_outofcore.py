@@ -13,8 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.measure import accelerator
-from repro.outofcore import OutOfCore, host, operations, residency, running
-from repro.outofcore import residency as addresses
+from repro.outofcore import OutOfCore, host, recording, residency, running
 from repro.outofcore.host import HostStore, StreamMover
 from repro.outofcore.residency import Residency
 from simulated_device.mutations import Omission, noticed
@@ -224,9 +223,9 @@ def _arrive(where: str) -> Omission:
 
 
 WRITTEN = "Residency.written"
-BRING, SNAPSHOT = "Addresses.bring", "Addresses.snapshot"
-OUT = "self.mover.start_out(storage, variable.place), storage"
-IN = "self.mover.start_in(target, variable.place), storage"
+BRING = "Residency.bring"
+OUT = "self.mover.start(OUT, storage, variable.place), storage"
+IN = "self.mover.start(IN, target, variable.place), storage"
 OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (memory_of_another, Omission(host, "stream.wait_stream(current)")),
     (there_and_back, Omission(host, "stream.wait_stream(current)")),
@@ -249,16 +248,16 @@ OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     ),
     (restored, _settle("restore")),
     (restored, _arrive("restore")),
-    (restored, Omission(residency, "self.mover.finish()")),
+    (restored, Omission(residency, "self.mover.finish()", within="Residency.restore")),
     (trained, Omission(running, "residency.arrive(variable)", within="Running._bring_in")),
     (trained, Omission(running, "residency.written(variable)", within="Running._promise")),
-    (trained, Omission(operations, "            begin.record()", "            pass")),
-    (trained, Omission(operations, "self.events[1].record()")),
+    (trained, Omission(recording, "            self._events[0].record()", "            pass")),
+    (trained, Omission(recording, "self._events[1].record()")),
     (trained, Omission(accelerator, "end.synchronize()")),
-    (saved, Omission(addresses, "residency.mover.finish()")),
-    (saved_while_it_comes, Omission(addresses, "residency.arrive(variable)", within=SNAPSHOT)),
-    (changed_by_address, Omission(addresses, "residency.arrive(variable)", within=BRING)),
-    (changed_by_address, Omission(addresses, "residency.written(variable)", within=BRING)),
+    (saved, Omission(residency, "self.mover.finish()", within="Residency.snapshot")),
+    (saved_while_it_comes, _arrive("snapshot")),
+    (changed_by_address, _arrive("bring")),
+    (changed_by_address, Omission(residency, "self.written(variable)", within=BRING)),
 ]
 PROGRAMS = list(dict.fromkeys(program for program, _ in OMISSIONS))
 

@@ -288,45 +288,17 @@ FIGURE9 = read.artefact(
 # Figure 9 on the modelled cluster of the paper.
 
 
-def breakdown() -> dict[int, dict[str, float]]:
+def nodes_table(results: Results) -> list[dict[str, Any]]:
     """By nodes, computation, communication and blocked time, over one node's computation."""
     costs = projection.breakdown()
     alone = costs[1].computation_s
-    return {
-        nodes: {part: getattr(cost, f"{part}_s") / alone for part in PARTS}
-        for nodes, cost in costs.items()
-    }
-
-
-def nodes_table(results: Results) -> list[dict[str, Any]]:
-    """The parts by nodes."""
     return [
-        {"nodes": nodes, **{f"{part} (%)": f"{100 * value:.2f}" for part, value in row.items()}}
-        for nodes, row in breakdown().items()
+        {
+            "nodes": nodes,
+            **{f"{part} (%)": f"{100 * getattr(cost, f'{part}_s') / alone:.2f}" for part in PARTS},
+        }
+        for nodes, cost in costs.items()
     ]
 
 
-def nodes_figure(results: Results) -> "Figure":
-    """Draw the parts by nodes."""
-    from repro.experiments.adaptive.draw import ticks_of_two
-    from repro.plots import legend_below, new_axes, styles
-
-    drawn, axes = new_axes(1, 1, 6, 3.6)
-    axis, rows = axes[0, 0], breakdown()
-    for part, look in styles(PARTS).items():
-        shown = {n: 100 * row[part] for n, row in rows.items() if row[part] > 1e-4}
-        axis.plot(list(shown), list(shown.values()), lw=1.6, ms=5, label=part, **look)
-    axis.set_yscale("log")
-    axis.set_title(f"{read.papers_title(DIV2K)}, its cluster SIMULATED", fontsize=9)
-    axis.set_ylabel("time over computation on 1 node (%)")
-    ticks_of_two(axis, projection.NODES, "nodes")
-    legend_below(drawn, 3)
-    return drawn
-
-
-BREAKDOWN = read.artefact(
-    "breakdown",
-    plan=runs.parallel,
-    rows=nodes_table,
-    draw=nodes_figure,
-)
+BREAKDOWN = read.artefact("breakdown", plan=runs.parallel, rows=nodes_table)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,16 +12,6 @@ from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import PAPER, PROFILES, SIMILAR, TASKS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, difference, ratio
 from repro.experiments.query import Results
-from repro.records import Record
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-def at_scale(record: Record) -> int:
-    """The paper's B_s at the scale of a record's batch sizes."""
-    paper = PAPER[record.config["task"]]
-    return round(paper["theta"]["batch"] * read.batch_of([record]) / paper["best"]["batch"])
 
 
 def _norms(results: Results, task: str) -> dict[int, dict[int, BySeed]]:
@@ -44,7 +34,7 @@ def table(results: Results) -> list[dict[str, Any]]:
     """Gradient norms by batch size, and the maximum stable one."""
     rows = []
     for task in TASKS:
-        records = results.ok("norms", task=task)
+        records, paper = results.ok("norms", task=task), PAPER[task]
         for moment, (epochs, norms) in enumerate(_norms(results, task).items()):
             stable = [record.metrics["points"][moment]["stable"] for record in records]
             listed = ", ".join(f"{size}: {np.mean(own):.3g}" for size, own in norms.items())
@@ -53,39 +43,15 @@ def table(results: Results) -> list[dict[str, Any]]:
                     "task": task,
                     "after epochs": epochs,
                     "‖∇w‖ by batch size": listed,
-                    "B_s, paper": PAPER[task]["theta"]["batch"],
-                    "B_s, paper, at scale": at_scale(records[0]),
+                    "B_s, paper": paper["theta"]["batch"],
+                    "B_s, paper, at scale": round(
+                        paper["theta"]["batch"] * read.batch_of(records) / paper["best"]["batch"]
+                    ),
                     "B_s": read.span(stable),
                     "n": len(stable),
                 }
             )
     return rows
-
-
-def figure(results: Results) -> "Figure":
-    """Draw gradient norms against the batch size: means over seeds."""
-    from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, new_axes, styles
-
-    drawn, axes = new_axes(1, len(TASKS), 10.2, 3.4)
-    for axis, task in zip(axes[0], TASKS, strict=True):
-        records, moments = results.ok("norms", task=task), _norms(results, task)
-        looks = styles(map(str, moments)).values()
-        for (epochs, norms), look in zip(moments.items(), looks, strict=True):
-            means = [float(np.mean(values)) for values in norms.values()]
-            label = f"after {epochs} epochs" if epochs else "with the first weights, w_0"
-            axis.plot(list(norms), means, label=label, **look)
-            limit = f"{100 * SIMILAR:g} % below the smallest batch's"
-            axis.axhline((1 - SIMILAR) * means[0], color=look["color"], ls=":", label=limit)
-        if records:
-            label = "paper's B_s, at our scale"
-            axis.axvline(at_scale(records[0]), color=draw.GREY, ls="--", label=label)
-            draw.ticks_of_two(axis, records[0].metrics["sizes"], "batch size B")
-        axis.set_title(read.title(records, task), fontsize=9)
-        axis.set(xlabel="batch size B", ylabel="norm of the averaged gradient")
-        axis.set_ylim(bottom=0)
-    legend_below(drawn, 4)
-    return drawn
 
 
 def stable_by_norms(norms: Mapping[int, Sequence[float]]) -> int:
@@ -147,7 +113,6 @@ STABLE = read.artefact(
     "stable",
     plan=runs.stable,
     rows=table,
-    draw=figure,
     claims={
         "keeps_accuracy": keeps_accuracy,
         "similar_up_to": partial(over_smallest, times=1),

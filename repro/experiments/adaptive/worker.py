@@ -149,7 +149,7 @@ def _steps(job: Config, ways: list[str]) -> list[dict[str, Any]]:
     trainers = {way: _trainer(job, way) for way in ways}
     for size in job["sizes"]:
         batch = _batch(job, size, job["seed"])
-        samples: dict[str, list[adaptive.StepTiming]] = {way: [] for way in ways}
+        samples: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
         for turn in range(job["warmup"] + job["repeats"]):
             for way in ways if turn % 2 == 0 else reversed(ways):
                 trainer = trainers[way]
@@ -158,23 +158,18 @@ def _steps(job: Config, ways: list[str]) -> list[dict[str, Any]]:
                     trainer.step(*batch)
                 trainer.finish()
                 if turn >= job["warmup"]:
-                    samples[way].append(_mean(trainer.timings))
+                    times = trainer.timings
+                    means = {k: statistics.fmean(getattr(t, k) for t in times) for k in kinds}
+                    samples[way].append(means)
         steps += [
             {"batch": size, "processes": trainers[way].processes, "averaging": way}
-            | {kind: statistics.median(getattr(t, kind) for t in timings) for kind in kinds}
-            | {"samples_s": [timing.total_s for timing in timings]}
-            for way, timings in samples.items()
+            | {kind: statistics.median(turn[kind] for turn in turns) for kind in kinds}
+            | {"samples_s": [turn["total_s"] for turn in turns]}
+            for way, turns in samples.items()
         ]
     for trainer in trainers.values():
         trainer.close()
     return steps
-
-
-def _mean(timings: list[adaptive.StepTiming]) -> adaptive.StepTiming:
-    names = ("total_s", "communication_s", "summation_s", "blocked_s")
-    return adaptive.StepTiming(
-        *(statistics.fmean(getattr(t, name) for t in timings) for name in names)
-    )
 
 
 def _weights(job: Config) -> float:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from repro.experiments import design
-from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, difference
+from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PUBLISHED, ROLES, task_of
 from repro.experiments.query import Results
 from repro.experiments.view import panel
@@ -74,17 +74,12 @@ def same_result(results: Results, roles: Sequence[str]) -> Cases:
     return cases(roles, compare)
 
 
-def attempt(compare: Callable[..., T], *given: Any) -> T | NotRun:
-    """Return what `compare` gives, or the `NotRun` that it raises."""
+def told(compare: Callable[..., Estimate], *given: Any) -> str:
+    """Return a comparison without its unit; a dash where it cannot be made."""
     try:
-        return compare(*given)
-    except NotRun as missing:
-        return missing
-
-
-def told(case: Case) -> str:
-    """Return an estimate without its unit; a dash where there is none."""
-    return str(replace(case, unit="")) if isinstance(case, Estimate) else DASH
+        return str(replace(compare(*given), unit=""))
+    except NotRun:
+        return DASH
 
 
 def joined(parts: Sequence[tuple[bool, str]]) -> tuple[bool, str]:

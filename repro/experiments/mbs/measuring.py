@@ -55,10 +55,10 @@ def size(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     sizing = streamer.sizing
     assert sizing is not None
 
-    steps = {}
-    for count in (2, 4, 8, 16, 32):
-        step = task.step(model, task.optimizer(model), None)
-        steps[str(count)] = partial(step, *task.first_batch(count))
+    steps = {
+        str(count): partial(task.step(model, None), *task.first_batch(count))
+        for count in (2, 4, 8, 16, 32)
+    }
     return Outcome(
         metrics={
             "limit_bytes": limit,
@@ -111,7 +111,7 @@ def predicted_size(config: Config, seed: int, data: ImageData, device: str) -> O
     for size in config["sizes"]:
         with imagined():
             model = task.model()
-            step = task.step(model, task.optimizer(model), None)
+            step = task.step(model, None)
             inputs = torch.empty(size, 3, *config["sides"])
             shape = (size, *config["sides"]) if task.segments else (size,)
             targets = torch.empty(shape, dtype=torch.int64)
@@ -142,11 +142,10 @@ def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome
         "halved": (initial, config["micro_batch"]),
         "doubled": (2 * initial, initial),
     }
-    steps = {}
-    for name, (count, micro) in ways.items():
-        model = task.model()
-        step = task.step(model, task.optimizer(model), micro)
-        steps[name] = partial(step, *task.first_batch(count))
+    steps = {
+        name: partial(task.step(task.model(), micro), *task.first_batch(count))
+        for name, (count, micro) in ways.items()
+    }
     timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
     per_sample = {name: timings[name].median_s / count for name, (count, _) in ways.items()}
     metrics = {
@@ -159,8 +158,7 @@ def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome
 def _epoch(task: Task, micro: int | None, loader: Iterable[Batch]) -> Callable[[], Any]:
     """Return a function that trains a fresh model for an epoch."""
     model = task.model()
-    step = task.step(model, task.optimizer(model), micro)
-    return partial(fit, model, step, loader, epochs=1, device=task.device)
+    return partial(fit, model, task.step(model, micro), loader, epochs=1, device=task.device)
 
 
 def epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
@@ -284,20 +282,29 @@ def timeline(config: Config, seed: int, data: ImageData, device: str) -> Outcome
     first = next(model.parameters())
     model.register_forward_pre_hook(lambda *_: versions.append(first._version))
     pieces, batch = task.loader(micro, seed, count), task.first_batch(count, seed)
+    copies: list[list[Any]] = []  # on a CPU
+
+    def prepared() -> Iterator[Batch]:
+        begun = time.perf_counter()
+        for number, piece in enumerate(pieces):
+            copies.append(["copy", number, begun - start, time.perf_counter() - start])
+            yield piece
+            begun = time.perf_counter()
+
     for _ in range(3):  # the last one is kept, the others warm up
         optimizer.zero_grad(set_to_none=True)
         versions.clear()
+        copies.clear()
         synchronize(device)
         start = time.perf_counter()
-        prepared = _Stopwatch(iter(pieces))
-        result = streamer.backward(prepared) if device == "cpu" else streamer.backward(*batch)
+        result = streamer.backward(prepared()) if device == "cpu" else streamer.backward(*batch)
         computed = time.perf_counter()
         optimizer.step()
         synchronize(device)
         updated = time.perf_counter()
     spans = [[s.kind, s.micro_batch, s.start_s, s.end_s] for s in streamer.timeline()]
     if device == "cpu":
-        spans = [span for span in spans if span[0] == "compute"] + prepared.spans
+        spans = [span for span in spans if span[0] == "compute"] + copies
     return Outcome(
         {
             "spans": spans,
@@ -308,22 +315,3 @@ def timeline(config: Config, seed: int, data: ImageData, device: str) -> Outcome
             "updates_after": int(first._version != versions[-1]),
         }
     )
-
-
-class _Stopwatch:
-    """Passes items on and notes when each was made, in seconds from the call of `iter`."""
-
-    def __init__(self, items: Iterator[Batch]) -> None:
-        self._items = items
-        self.spans: list[list[Any]] = []
-
-    def __iter__(self) -> Iterator[Batch]:
-        # At once, not with the first item: the streamer's clock starts here as well.
-        return self._timed(time.perf_counter())
-
-    def _timed(self, origin: float) -> Iterator[Batch]:
-        start = time.perf_counter() - origin
-        for item in self._items:
-            self.spans.append(["copy", len(self.spans), start, time.perf_counter() - origin])
-            yield item
-            start = time.perf_counter() - origin

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -51,8 +52,8 @@ def extent_of(profile: str, role: str, kind: str = "") -> dict[str, int | None]:
 
     Of a `kind`, such as ``short``, where the profile has one.
     """
-    sizes, extents = PROFILES[profile], PROFILES[profile]["extent"]
-    extent = sizes.get(kind) or {**extents["all"], **extents.get(role, {})}
+    sizes = PROFILES[profile]
+    extent = sizes.get(kind) or sizes["extent"]["all"] | sizes["extent"].get(role, {})
     return {name: None if value == "all" else value for name, value in extent.items()}
 
 
@@ -123,15 +124,16 @@ def training(
     role: str,
     chosen: Chosen,
     mini_batch: int,
-    micro_batch: int | None,
+    streamed: bool,
     resolution: str = "high",
     timed: bool = True,
     kind: str = "",
 ) -> Run:
-    """Return one training; without MBS where `micro_batch` is None, see `extent_of` of `kind`.
+    """Return one training, with or without MBS; see `extent_of` of `kind`.
 
     Trainings that are not timed may run side by side; under `long` and `gpu` see `epochs`.
     """
+    micro = micro_batch_of(role, mini_batch) if streamed else None
     config = base_config(profile, role, chosen, resolution) | extent_of(profile, role, kind)
     config |= {} if timed and profile not in (LONG, "gpu") else {"timed": False}
     config |= PROFILES[profile].get("compute", {})
@@ -139,9 +141,9 @@ def training(
     seeds = PROFILES[profile].get("seeds")
     return Run(
         "train",
-        config | {"mini_batch": mini_batch, "micro_batch": micro_batch},
+        config | {"mini_batch": mini_batch, "micro_batch": micro},
         seeds=seeds and tuple(seeds),
-        label=f"{role}, {resolution} resolution, {_division(mini_batch, micro_batch)}{length}",
+        label=f"{role}, {resolution} resolution, {_division(mini_batch, micro)}{length}",
     )
 
 
@@ -150,26 +152,20 @@ def _division(mini_batch: int, micro_batch: int | None) -> str:
     return f"mini-batch {mini_batch}, {micro}"
 
 
-def _streamed(profile: str, role: str, chosen: Chosen, size: int) -> Run:
-    return training(profile, role, chosen, size, micro_batch_of(role, size))
-
-
 def initial_pair(profile: str, role: str, chosen: Chosen) -> list[Run]:
     """Return the trainings without and with MBS at the initial mini-batch size (Table 2).
 
     There are none of a network that a profile does not train.
     """
-    if role not in PROFILES[profile].get("trains", ROLES):
-        return []
-    initial = INITIAL[role]
-    undivided = training(profile, role, chosen, initial, None)
-    return [undivided, _streamed(profile, role, chosen, initial)]
+    trains = role in PROFILES[profile].get("trains", ROLES)
+    ways = (False, True) if trains else ()
+    return [training(profile, role, chosen, INITIAL[role], streamed) for streamed in ways]
 
 
 def resolutions(profile: str, chosen: Chosen) -> list[Run]:
     """Return Table 1's trainings: two batch sizes at two resolutions; one is Table 4's or 5's."""
     return [
-        training(profile, role, chosen, size, None, side,
+        training(profile, role, chosen, size, False, side,
                  side == "high" and size == LARGE_BATCH, "table1_extent")
         for role in ("ResNet-50", "U-Net")
         for side in ("low", "high")
@@ -192,21 +188,22 @@ def _pairs(profile: str, role: str, chosen: Chosen) -> list[Run]:
 
     Without MBS most only run out of memory.
     """
-    samples, streamed = extent_of(profile, role)["train_samples"], streamed_sizes(profile, role)
+    trains = partial(training, profile, role, chosen)
+    samples, sizes = extent_of(profile, role)["train_samples"], streamed_sizes(profile, role)
     runs = []
     for size in (row["mini_batch"] for row in paper_rows(role)):
         if samples is None or size <= samples:
-            run = training(profile, role, chosen, size, None)
+            run = trains(size, False)
             # Where the limit is set by the initial size, twice that fails for every seed.
             sure = run.config["limit_fits"] and size > run.config["limit_fits"]
             runs.append(replace(run, seeds=(0,)) if sure else run)
-        if size in streamed:
-            runs.append(_streamed(profile, role, chosen, size))
+        if size in sizes:
+            runs.append(trains(size, True))
     if samples is None and (whole := _TOML["whole"].get(chosen[task_of(role)])):
-        runs.append(_streamed(profile, role, chosen, whole))
-    if profile == LONG and samples and samples not in streamed:
+        runs.append(trains(whole, True))
+    if profile == LONG and samples and samples not in sizes:
         # All samples as one mini-batch, which tells of memory alone.
-        runs.append(replace(_streamed(LONG, role, chosen, samples), seeds=(0,)))
+        runs.append(replace(trains(samples, True), seeds=(0,)))
     return runs
 
 
@@ -214,9 +211,9 @@ def _on_gpu(profile: str, role: str, chosen: Chosen) -> list[Run]:
     """Return the trainings at smaller images, and steps at the paper's under its memory limit."""
     sizes, runs = streamed_sizes(profile, role), initial_pair(profile, role, chosen)
     if runs:
-        runs += [_streamed(profile, role, chosen, size) for size in sizes[1:]]
+        runs += [training(profile, role, chosen, size, True) for size in sizes[1:]]
         if whole := _TOML["whole"].get(chosen[task_of(role)]):
-            runs.append(replace(_streamed(profile, role, chosen, whole), seeds=(0,)))
+            runs.append(replace(training(profile, role, chosen, whole, True), seeds=(0,)))
     steps = [(row["mini_batch"], None) for row in paper_rows(role)]
     for mini, micro in (*steps, (sizes[-1], micro_batch_of(role, sizes[-1]))):
         more = {"mini_batch": mini, "micro_batch": micro}

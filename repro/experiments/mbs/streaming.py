@@ -30,12 +30,11 @@ def hidden_shares(spans: Spans) -> list[float]:
 def stages(results: Results) -> list[dict[str, Any]]:
     """The times of the stages of one mini-batch."""
     record = results.first("timeline")
-    spans = record.metrics["spans"] if record else []
-    updates = [record.metrics["update"]] if record else []
+    metrics: Any = record.metrics if record else {"spans": [], "copied": "copy"}
     lengths = {
-        record.metrics["copied"] if record else "copy": [s[2:] for s in spans if s[0] == "copy"],
-        "forward + backward": [s[2:] for s in spans if s[0] == "compute"],
-        "optimizer step": updates,
+        metrics["copied"]: [s[2:] for s in metrics["spans"] if s[0] == "copy"],
+        "forward + backward": [s[2:] for s in metrics["spans"] if s[0] == "compute"],
+        "optimizer step": [metrics["update"]] if record else [],
     }
     rows = []
     for stage, times in lengths.items():

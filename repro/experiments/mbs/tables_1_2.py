@@ -3,9 +3,8 @@
 Table 1 has no MBS: it is the paper's motivation.
 """
 
-import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any
 
 from repro.experiments.judge import Cases, cases
 from repro.experiments.mbs import cells
@@ -13,9 +12,6 @@ from repro.experiments.mbs.runs import INITIAL, LARGE_BATCH, PAPER, ROLES, resol
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ROLES_1 = ("ResNet-50", "U-Net")  # of Table 1
 
@@ -26,53 +22,29 @@ def cell(results: Results, role: str, resolution: str, size: str) -> list[Record
     return [r for r in undivided if (r.config["mini_batch"] == LARGE_BATCH) == (size == "large")]
 
 
-def _cells(results: Results, role: str) -> Iterator[tuple[str, str, float, list[Record]]]:
-    """Yield image and mini-batch of each cell, the paper's and ours; the paper's metric; ours."""
-    paper = PAPER["table1"][role]
-    for resolution in ("low", "high"):
-        for size in ("small", "large"):
-            records, ours = cell(results, role, resolution, size), DASH
-            if records:
-                config = records[0].config
-                side = config["augment"].get("crop_size") or config["dataset"]["image_size"]
-                ours = f"{side} px, {config['mini_batch']}"
-            # The paper's text leaves the smaller size out; see the note in paper.toml.
-            said = f"{paper[f'{resolution}_size']} px, {PAPER['table1'][f'{size}_batch']}"
-            yield said, ours, paper[f"{resolution}_{size}"], records
-
-
 def table1(results: Results) -> list[dict[str, Any]]:
     """The metric by mini-batch and image size."""
-    return [
-        {
-            "model": cells.ran_as(role, results.records),
-            "image, mini-batch: paper": said,
-            "ours": ours,
-            "paper (%)": f"{paper:.2f}",
-            "ours (%)": Summary.of(values := cells.best(results, records)).text(),
-            "n": len(values),
-        }
-        for role in ROLES_1
-        for said, ours, paper, records in _cells(results, role)
-    ]
-
-
-def figure1(results: Results) -> "Figure":
-    """The table as bars."""
-    from repro import plots
-
-    panels: dict[str, dict[str, list[plots.Point]]] = {}
-    groups: dict[str, list[str]] = {}
-    for role in ROLES_1:
-        title = cells.whose(role, results.select("train", role=role))
-        panels[title], groups[title] = {"paper": [], "ours": []}, []
-        for position, (said, ours, paper, records) in enumerate(_cells(results, role)):
-            panels[title]["paper"].append((position, paper, math.nan))
-            if (values := Summary.of(cells.best(results, records))).n:
-                panels[title]["ours"].append((position, values.mean, values.std))
-            groups[title].append(f"paper {said}\nours {ours}")
-    colour, below = cells.styles()[cells.WITHOUT]["color"], "image side, mini-batch size"
-    return plots.grouped_bars(panels, groups, below, list(cells.UNITS.values()), colour)
+    rows = []
+    for role, resolution, size in product(ROLES_1, ("low", "high"), ("small", "large")):
+        paper, ours = PAPER["table1"], DASH
+        if records := cell(results, role, resolution, size):
+            config = records[0].config
+            side = config["augment"].get("crop_size") or config["dataset"]["image_size"]
+            ours = f"{side} px, {config['mini_batch']}"
+        values = cells.best(results, records)
+        # The paper's text leaves the smaller size out; see the note in paper.toml.
+        said = f"{paper[role][f'{resolution}_size']} px, {paper[f'{size}_batch']}"
+        rows.append(
+            {
+                "model": cells.ran_as(role, results.records),
+                "image, mini-batch: paper": said,
+                "ours": ours,
+                "paper (%)": f"{paper[role][f'{resolution}_{size}']:.2f}",
+                "ours (%)": Summary.of(values).text(),
+                "n": len(values),
+            }
+        )
+    return rows
 
 
 def _gain(results: Results, larger: tuple[str, str], smaller: tuple[str, str]) -> Cases:
@@ -88,7 +60,6 @@ TABLE1 = cells.artefact(
     "table1",
     plan=resolutions,
     rows=table1,
-    draw=figure1,
     claims={
         "large_mini_batch": lambda r: _gain(r, ("high", "large"), ("high", "small")),
         "high_resolution": lambda r: _gain(r, ("high", "large"), ("low", "large")),

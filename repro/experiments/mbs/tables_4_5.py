@@ -1,7 +1,8 @@
 """Do mini-batches beyond memory train, what do they cost, and do they pay? (Tables 4 and 5)"""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from repro.experiments.judge import (
     ratio,
 )
 from repro.experiments.mbs import cells
-from repro.experiments.mbs.runs import INITIAL, PAPER, micro_batch_of, paper_rows, tables_4_5
+from repro.experiments.mbs.runs import INITIAL, PAPER, paper_rows, tables_4_5
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import DASH, Summary, mean_std
@@ -43,16 +44,17 @@ def mean_by_size(results: Results, role: str) -> dict[int, float]:
     return found
 
 
-def gain(results: Results, role: str, size: int | None = None) -> Estimate:
+def gain(results: Results, case: str) -> Estimate:
     """Return the best result with MBS over that of the undivided initial mini-batch, in points.
 
-    Without `size` the best mini-batch above the initial one is taken. The interval of the best is
-    widened for that choice (Bonferroni), also where `size` names it.
+    Of a case such as ``ResNet-50, 32``; of a network alone, of the best mini-batch above the
+    initial one. The interval of the best is widened for that choice (Bonferroni) either way.
     """
+    role, _, named = case.partition(", ")
     initial = INITIAL[role]
     above = {n: mean for n, mean in mean_by_size(results, role).items() if n > initial}
     best = max(above, key=above.__getitem__, default=None)
-    size = best if size is None else size
+    size = int(named) if named else best
     if size is None:
         raise NotRun("no records")
     streamed = cells.trainings(results, role, size, True)
@@ -97,10 +99,16 @@ def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[fl
     return found
 
 
-def epoch_ratio(results: Results, role: str, size: int) -> Estimate:
-    """Return the time of an epoch with MBS over that of the undivided initial mini-batch."""
-    seconds = epoch_seconds(results, role)
-    first, second = (seconds.get(way, []) for way in ((size, True), (INITIAL[role], False)))
+def epoch_ratio(results: Results, case: str) -> Estimate:
+    """Return the time of an epoch with MBS over that of the undivided initial mini-batch.
+
+    Of a case such as ``ResNet-50, 32``; of a network alone there are no records.
+    """
+    role, _, size = case.partition(", ")
+    if not size:
+        raise NotRun("no records")
+    ways, seconds = ((int(size), True), (INITIAL[role], False)), epoch_seconds(results, role)
+    first, second = (seconds.get(way, []) for way in ways)
     if results.ok("epochs", role=role):
         trials = "rounds" if results.profile == "gpu" else "processes"
         found = paired_ratio(first, second, 3, trials=trials)
@@ -114,17 +122,8 @@ def halved_step_ratio(results: Results, role: str) -> Estimate:
     record = results.measured("overhead", role=role)
     halved, undivided = (record.timings[way]["samples_s"] for way in ("halved", "undivided"))
     trials = "processes" if len(results.ok("overhead", role=role)) > 1 else "rounds"
-    return replace(
-        paired_ratio(halved, undivided, 3, trials=trials), label=cells.ran_as(role, [record])
-    )
-
-
-def _epoch_ratio_of(results: Results, case: str) -> Estimate:
-    """Return `epoch_ratio` of a case such as ``ResNet-50, 32``."""
-    role, _, size = case.partition(", ")
-    if not size:
-        raise NotRun("no records")
-    return epoch_ratio(results, role, int(size))
+    found = paired_ratio(halved, undivided, 3, trials=trials)
+    return replace(found, label=cells.ran_as(role, [record]))
 
 
 def epoch_time(results: Results, roles: Sequence[str]) -> Cases:
@@ -133,7 +132,7 @@ def epoch_time(results: Results, roles: Sequence[str]) -> Cases:
     for role in roles:
         timed = sorted(size for size, streamed in epoch_seconds(results, role) if streamed)
         sizes += [f"{role}, {size}" for size in timed if size > INITIAL[role]] or [role]
-    return cases(sizes, partial(_epoch_ratio_of, results))
+    return cases(sizes, partial(epoch_ratio, results))
 
 
 FASTER = "ResNet-101, 128"
@@ -147,7 +146,7 @@ def resnet101_faster(results: Results) -> Cases:
     """
 
     def compare(case: str) -> Estimate:
-        ours = _epoch_ratio_of(results, case)
+        ours = epoch_ratio(results, case)
         if case == FASTER:
             return ours
         return replace(ours, mean=-ours.mean, label=f"{ours.label}, undivided over it:")
@@ -209,57 +208,41 @@ def largest_is_not_best(results: Results, roles: Sequence[str]) -> tuple[bool, s
 # What is shown.
 
 
-def _rows(results: Results, name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the paper's rows, then one for each larger mini-batch that ran (all samples)."""
-    yield from PAPER[name]
-    largest = {row["model"]: row["mini_batch"] for row in PAPER[name]}
-    for role, most in sorted(largest.items()):
-        ran = results.select("train", role=role, resolution="high")
-        for size in sorted({r.config["mini_batch"] for r in ran if r.config["mini_batch"] > most}):
-            micro = micro_batch_of(role, size)
-            yield {"model": role, "mini_batch": size, "micro_batch": micro}
-
-
 def table(results: Results, name: str) -> list[dict[str, Any]]:
     """A row per model, mini-batch size, without and with MBS."""
     rows = []
-    for row in _rows(results, name):
+    for row in PAPER[name]:
         role, size = row["model"], row["mini_batch"]
-        seconds = cells.attempt(epoch_seconds, results, role)
+        case, times = f"{role}, {size}", {}
+        with suppress(NotRun):  # of several machines
+            times = epoch_seconds(results, role)
         for way, streamed in (("without", False), ("with", True)):
-            if "with" not in row and not streamed:
-                continue  # all samples as one, which nobody tries undivided
             records = cells.trainings(results, role, size, streamed)
-            values = cells.best(results, records)
+            values, micro = cells.best(results, records), row["micro_batch"] if streamed else None
             result = cells.status_or(records, Summary.of(values).text())
             if not records:  # perhaps a step alone was tried
-                micro = row["micro_batch"] if streamed else None
                 records = results.select("step", role=role, mini_batch=size, micro_batch=micro)
                 result = cells.status_or(records, "1 step fits")
-            times = {} if isinstance(seconds, NotRun) else seconds
-            epoch_s = Summary.of(times.get((size, streamed), []))
-            compared = [
-                cells.told(cells.attempt(compare, results, role, size)) if streamed else DASH
-                for compare in (gain, epoch_ratio)
-            ]
-            if streamed and size == INITIAL[role] and compared[1] == DASH:
-                step = cells.told(cells.attempt(halved_step_ratio, results, role))
-                compared[1] = DASH if step == DASH else f"{step}, of a step"
+            took = Summary.of(times.get((size, streamed), [])).text()
+            gained = longer = DASH
+            if streamed:
+                gained, longer = (cells.told(one, results, case) for one in (gain, epoch_ratio))
+            if streamed and size == INITIAL[role] and longer == DASH:
+                step = cells.told(halved_step_ratio, results, role)
+                longer = DASH if step == DASH else f"{step}, of a step"
             rows.append(
                 {
                     "model": cells.ran_as(role, results.records),
                     "mini-batch": size,
-                    "μ-batch": row["micro_batch"] if streamed else DASH,
+                    "μ-batch": micro or DASH,
                     "MBS": way,
-                    "paper (%)": mean_std(row.get(way)) if "with" in row else DASH,
+                    "paper (%)": mean_std(row.get(way)),
                     "ours (%)": result,
                     "n": len(values) or len(records),
-                    "ours, gain (points)": compared[0],
-                    "paper (s/epoch)": mean_std(row.get(f"time_{way}")) if "with" in row else DASH,
-                    "ours (s/epoch)": epoch_s.text()
-                    if epoch_s.n
-                    else cells.status_or(records, DASH),
-                    "ours, time over undivided": compared[1],
+                    "ours, gain (points)": gained,
+                    "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
+                    "ours (s/epoch)": cells.status_or(records, DASH) if took == DASH else took,
+                    "ours, time over undivided": longer,
                 }
             )
     return rows
@@ -279,10 +262,11 @@ def figure(results: Results, name: str) -> "Figure":
         undivided_s, none = rows[0]["time_without"][0], (math.nan, math.nan)
         gains = [(row["mini_batch"], paper_gain(role, row["mini_batch"]), *none) for row in rows]
         times = [(row["mini_batch"], row["time_with"][0] / undivided_s, *none) for row in rows]
-        sizes = [row["mini_batch"] for row in _rows(results, name) if row["model"] == role]
+        ran_at = [f"{role}, {row['mini_batch']}" for row in rows]
+        gained, took = (cases(ran_at, partial(one, results)) for one in (gain, epoch_ratio))
         panels[title] = {
-            better: {"paper": gains, "ours": _bounds(partial(gain, results, role), sizes)},
-            longer: {"paper": times, "ours": _bounds(partial(epoch_ratio, results, role), sizes)},
+            better: {"paper": gains, "ours": _bounds(gained)},
+            longer: {"paper": times, "ours": _bounds(took)},
         }
         failed = [r for r in _beyond(results, role, False) if r.status == "out_of_memory"]
         refused[title] = sorted({record.config["mini_batch"] for record in failed})
@@ -290,14 +274,14 @@ def figure(results: Results, name: str) -> "Figure":
     return plots.against_mini_batch(panels, refused, neutral, style)
 
 
-def _bounds(compare: Callable[[int], Estimate], sizes: Sequence[int]) -> "list[Bounds]":
+def _bounds(found: Cases) -> "list[Bounds]":
     """Return the sizes that were run, each with an estimate and its 95 % interval."""
     points: list[Bounds] = []
-    for size in sizes:
-        if isinstance(ours := cells.attempt(compare, size), Estimate):
+    for case, ours in found.items():
+        if isinstance(ours, Estimate):
             scale = math.exp if ours.log else float
-            low, high = ours.interval()
-            points.append((size, scale(ours.mean), scale(low), scale(high)))
+            low, high = map(scale, ours.interval())
+            points.append((int(case.partition(", ")[2]), scale(ours.mean), low, high))
     return points
 
 
@@ -315,7 +299,7 @@ def _artefact(name: str, **further: Callable[..., Cases]) -> Artefact:
         claims={
             "optimum_beyond": lambda results: cases(roles, partial(gain, results)),
             "overhead_halved": lambda results: cases(roles, partial(halved_step_ratio, results)),
-            "overhead_sizes": lambda results: cases(named, partial(_epoch_ratio_of, results)),
+            "overhead_sizes": lambda results: cases(named, partial(epoch_ratio, results)),
             **{key: partial(compare, roles=roles) for key, compare in further.items()},
         },
         checks={

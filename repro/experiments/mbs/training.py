@@ -102,11 +102,10 @@ class Task:
         if targets is None:
             wanted, role = "masks" if self.segments else "labels", self.config["role"]
             raise ValueError(f"the dataset has no {wanted}, which {role} is trained on")
-        if count is not None and count < len(split):
+        chosen = torch.arange(count or len(split)) % len(split)
+        if len(chosen) < len(split):
             # Sets on disk are ordered by class: a smaller share is taken evenly.
-            chosen = torch.linspace(0, len(split) - 1, count).round().long()
-        else:
-            chosen = torch.arange(count or len(split)) % len(split)
+            chosen = torch.linspace(0, len(split) - 1, len(chosen)).round().long()
         images = split.images[chosen]
         return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images, targets[chosen]
 
@@ -168,22 +167,26 @@ class Task:
     def step(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
         micro: int | None,
+        optimizer: torch.optim.Optimizer | None = None,
         normalization: str = "paper",
         check: str = "first",
     ) -> Step:
-        """Return a training step: streamed by Algorithm 1, or undivided where `micro` is None."""
+        """Return a training step: streamed by Algorithm 1, or undivided where `micro` is None.
+
+        By a new optimizer, where none is given.
+        """
+        updates = optimizer or self.optimizer(model)
         if micro is None and self.low is not None:
-            return CapturedStep(model, self.loss, optimizer, self.low, captured=False)
+            return CapturedStep(model, self.loss, updates, self.low, captured=False)
         if micro is None:
-            return plain_step(model, self.loss, optimizer, self.device)
+            return plain_step(model, self.loss, updates, self.device)
         streamer = self.streamer(model, micro, normalization, autocast=self.low, check=check)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
+            updates.zero_grad(set_to_none=True)
             result = streamer.backward(inputs, targets)
-            optimizer.step()
+            updates.step()
             # Without normalisation it is a sum: all curves are of means.
             loss: Tensor = result.loss
             return loss / result.num_micro_batches if normalization == "none" else loss
@@ -192,7 +195,7 @@ class Task:
 
     def two_steps(self, model: nn.Module, batch: Batch, micro: int | None) -> None:
         """Train on a mini-batch twice: the second step has the state that the first one makes."""
-        step = self.step(model, self.optimizer(model), micro)
+        step = self.step(model, micro)
         for _ in range(2):
             step(*batch)
 
@@ -266,7 +269,7 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
             optimizer, start_factor=1.0, end_factor=1e-3, total_iters=config["epochs"]
         )
     with MemoryBudget(limit, device) if limit and device != "cpu" else nullcontext() as whole:
-        step = task.step(model, optimizer, micro)
+        step = task.step(model, micro, optimizer)
         history = task.history(loader, model, step, scheduler=scheduler)
     if whole is not None:
         peak = whole.peak_reserved_bytes
@@ -295,9 +298,8 @@ def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outco
     torch.manual_seed(seed)
     task, way = Task(config, data, device), config["normalization"]
     model = task.model()
-    optimizer = task.optimizer(model)
     micro = None if way is None else config["micro_batch"]
-    step = task.step(model, optimizer, micro, way or "paper", check="off")
+    step = task.step(model, micro, normalization=way or "paper", check="off")
     history = task.history(task.epoch_loader(seed), model, step)
     finite = [e.train_loss if math.isfinite(e.train_loss) else None for e in history]
     accuracy = [epoch.metrics["accuracy"] for epoch in history]
@@ -365,24 +367,18 @@ def paired_training(config: Config, seed: int, data: ImageData, device: str) -> 
     if config["dtype"] == "float64":
         start.double().register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
     metrics: dict[str, Any] = {"train_loss": {}, "accuracy": {}, "best": {}}
-    passed: dict[str, list[Tensor]] = {"without": [], "with": []}
+    passed: dict[str, list[Tensor]] = {}
     for way, micro in (("without", None), ("with", config["micro_batch"])):
-        model, weights = copy.deepcopy(start), passed[way]
-        step = task.step(model, task.optimizer(model), micro)
-
-        def keep(_: Epoch, model: nn.Module = model, weights: list[Tensor] = weights) -> None:
-            weights.append(_weights(model))
-
-        history = task.history(task.epoch_loader(seed), model, step, on_epoch=keep)
+        model, weights = copy.deepcopy(start), passed.setdefault(way, [])
+        step = task.step(model, micro)
+        options = {"on_epoch": lambda _, m=model, kept=weights: kept.append(_weights(m))}
+        history = task.history(task.epoch_loader(seed), model, step, **options)
         metrics["train_loss"][way] = [epoch.train_loss for epoch in history]
         metrics["accuracy"][way] = [epoch.metrics["accuracy"] for epoch in history]
         metrics["best"][way] = max(metrics["accuracy"][way])
-    first = _weights(start)
-    apart = [
-        float((streamed - without).norm() / (without - first).norm())
-        for without, streamed in zip(passed["without"], passed["with"], strict=True)
-    ]
-    return Outcome({**metrics, "apart": apart})
+    first, pairs = _weights(start), zip(passed["without"], passed["with"], strict=True)
+    metrics["apart"] = [float((other - own).norm() / (own - first).norm()) for own, other in pairs]
+    return Outcome(metrics)
 
 
 def _weights(model: nn.Module) -> Tensor:

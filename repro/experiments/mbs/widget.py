@@ -53,14 +53,9 @@ def plan_streaming(record: Record, limit_mib: float, mini_batch: int) -> Streami
     )
 
 
-def size_records(results: Results) -> dict[str, Record]:
-    """Return the usable ``size`` records by model."""
-    return {record.config["role"]: record for record in results.ok("size")}
-
-
 def explorers(results: Callable[[str], Results]) -> list[Explorer]:
     """Return the widget, by a function from an artefact's name to its records."""
-    records = size_records(results("table2"))
+    records = {record.config["role"]: record for record in results("table2").ok("size")}
     if not records:
         return []
 

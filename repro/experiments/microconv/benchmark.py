@@ -137,7 +137,7 @@ def over_undivided(results: Results, size: str) -> Cases:
     """The mean speed-up of a kernel size's layers over the best undivided within the limit."""
     gain, torchs = (measured_gain(results, over, size) for over in (UNDIVIDED, TORCH))
     rows = layers(results, "fp32", size).dropna(subset=UNDIVIDED)["row"]
-    return {size: measured.judged(gain, torchs, [row[UNDIVIDED] for row in rows], "layers")}
+    return {size: measured.noted(gain, torchs, [row[UNDIVIDED] for row in rows], "layers")}
 
 
 def over_torch(results: Results) -> Cases:

@@ -155,7 +155,12 @@ def left_to_ours(rows: Iterable[Mapping[str, Any]]) -> list[set[str]]:
     return [names for row in rows if (names := algorithms(row)) and len(ours(names)) == len(names)]
 
 
-def judged(
+def judged(gain: Estimate, undivided: Record, divided: Record) -> Estimate:
+    """A network's gain over undivided, with notes; see `noted`."""
+    return noted(gain, over_torch(divided), entries(undivided))
+
+
+def noted(
     gain: Estimate, torchs: Estimate, rows: Sequence[Mapping[str, Any]], noun: str = "kernels"
 ) -> Estimate:
     """A gain over undivided, with notes on its fallbacks and on torch's own speed.

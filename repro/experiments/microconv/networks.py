@@ -136,10 +136,9 @@ def figure9(results: Results) -> list[Ran]:
     )
 
 
-def _both(results: Results, limit_mib: int) -> tuple[Record, Record]:
-    """AlexNet undivided and divided, with all sizes as in the paper or else powers of two."""
-    divided = Cell(limit_mib, "all"), Cell(limit_mib, "powerOfTwo")
-    return need(results, Cell(limit_mib)), need(results, *divided)
+def _divided(results: Results, limit_mib: int) -> Record:
+    """AlexNet divided, with all sizes as in the paper or else powers of two."""
+    return need(results, Cell(limit_mib, "all"), Cell(limit_mib, "powerOfTwo"))
 
 
 def divided_faster(results: Results, limit_mib: int) -> Cases:
@@ -148,7 +147,7 @@ def divided_faster(results: Results, limit_mib: int) -> Cases:
     The moderate limit has to exclude an algorithm, the others to be no looser than the paper's:
     workspaces grow with the mini-batch, and a limit that does not shrink with it excludes less.
     """
-    undivided, divided = _both(results, limit_mib)
+    undivided, divided = need(results, Cell(limit_mib)), _divided(results, limit_mib)
     config = undivided.config
     at_papers = config["limit_mib"] * Cell(limit_mib).paper_batch / config["batch"]
     if limit_mib == MODERATE:
@@ -161,12 +160,13 @@ def divided_faster(results: Results, limit_mib: int) -> Cases:
     if limit_mib == SMALL and unfit(undivided) and not unfit(divided):
         return {"AlexNet": Exact(False, f"only divided, {unfit(undivided)} fit")}
     label = f"{_told(results, divided, limit_mib)}:"
-    return _judged(gained(undivided, divided), label, undivided, divided)
+    gain = replace(gained(undivided, divided), label=label)
+    return {"AlexNet": measured.judged(gain, undivided, divided)}
 
 
 def over_torch(results: Results) -> Estimate:
     """How fast AlexNet divided within 64 MiB is over torch's own convolutions without a limit."""
-    return measured.over_torch(_both(results, MODERATE)[1])
+    return measured.over_torch(_divided(results, MODERATE))
 
 
 def _told(results: Results, divided: Record, limit_mib: int) -> str:
@@ -174,18 +174,14 @@ def _told(results: Results, divided: Record, limit_mib: int) -> str:
     return f"{network_name(divided, True)}, {divided.config['policy']} within {within}"
 
 
-def _judged(gain: Estimate, label: str, undivided: Record, divided: Record) -> Cases:
-    torchs, rows = measured.over_torch(divided), measured.entries(undivided)
-    return {"AlexNet": measured.judged(replace(gain, label=label), torchs, rows)}
-
-
 def memory_cost(results: Results) -> Cases:
     """The time that a moderate workspace costs, divided, over an ample one undivided."""
-    large, (undivided, small) = need(results, Cell(AMPLE)), _both(results, MODERATE)
-    measured.need_binding(undivided, [large, small])
+    large, small = need(results, Cell(AMPLE)), _divided(results, MODERATE)
+    measured.need_binding(need(results, Cell(MODERATE)), [large, small])
     ample = Cell(AMPLE).told(results.profile)
     label = f"time of {_told(results, small, MODERATE)} over undivided within {ample}:"
-    return _judged(gained(small, large), label, large, small)
+    gain = replace(gained(small, large), label=label)
+    return {"AlexNet": measured.judged(gain, large, small)}
 
 
 def power_of_two_as_good(results: Results) -> Cases:
@@ -296,7 +292,7 @@ def wd_faster(results: Results) -> Cases:
         total, apiece = (cell.told(results.profile) for cell in (shared, apart))
         label = f"{network_name(wd, True)}, {total} in all over {apiece} for each:"
         gain = replace(gained(undivided, wd), label=label)
-        return measured.judged(gain, measured.over_torch(wd), measured.entries(undivided))
+        return measured.judged(gain, undivided, wd)
 
     return cases(COMPARISONS, faster)
 

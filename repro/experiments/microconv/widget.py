@@ -1,6 +1,7 @@
 """One kernel under any workspace limit, and a network under any total, from measured candidates."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from repro.experiments.explorer import Control, Explorer
@@ -21,44 +22,26 @@ _KINDS = {
 }
 
 
-def kernels(results: Results) -> dict[str, Entry]:
-    """The measured kernels by name, such as ``conv2 forward, mini-batch 64``.
-
-    Of several of a name the last one counts. Each has the device it was measured on.
-    """
-    return {
-        f"{entry['layer']} {_KINDS[entry['kind']]}, mini-batch {entry['batch']}": {
-            **entry,
-            "device": device_name(record),
-        }
-        for record in results.ok("candidates")
-        for entry in entries(record)
-    }
-
-
 def explorers(results: Callable[[str], Results]) -> list[Explorer]:
     """Return two widgets, of one kernel and of a network; each only where it has records."""
-    measured, whole = kernels(results("figure6")), alexnet(results("figure12"))
+    measured = {  # of several of a name the last one counts
+        f"{entry['layer']} {_KINDS[entry['kind']]}, mini-batch {entry['batch']}": (record, entry)
+        for record in results("figure6").ok("candidates")
+        for entry in entries(record)
+    }
     percents = {f"{percent} %": percent for percent in range(0, 101, 2)}
     share = Control("limit, from the least to the most useful", percents, "50 %", 11)
-
-    def of_kernel(kernel: str, percent: int) -> "tuple[str, Figure]":
-        least, most = limits_mib(measured[kernel])
-        limit_mib = least + (most - least) * percent / 100
-        return describe(measured[kernel], limit_mib), draw(measured[kernel], limit_mib)
-
     made = []
     if measured:
         first = next((n for n in measured if n.startswith("conv2 forward")), next(iter(measured)))
         names = Control("kernel", {name: name for name in measured}, first, 3, listed=True)
+
+        def of_kernel(kernel: str, percent: int) -> "tuple[str, Figure]":
+            return explore_kernel(*measured[kernel], percent)
+
         made.append(Explorer("microconv", {"kernel": names, "percent": share}, of_kernel))
-    if whole is not None:
-        least, most = (sum(ends) for ends in zip(*map(limits_mib, entries(whole)), strict=True))
-
-        def of_network(percent: int, record: Record = whole) -> "tuple[str, Figure]":
-            total_mib = least + (most - least) * percent / 100
-            return describe_sharing(record, total_mib), draw_sharing(record, total_mib)
-
+    if (whole := alexnet(results("figure12"))) is not None:
+        of_network = partial(explore_network, whole)
         made.append(Explorer("sharing", {"percent": share}, of_network, height=610))
     return made
 
@@ -67,6 +50,15 @@ def limits_mib(entry: Entry) -> tuple[float, float]:
     """The workspace of the smallest and of the largest point of a kernel's front."""
     points = front(entry)
     return points[0].workspace_bytes / MIB, points[-1].workspace_bytes / MIB
+
+
+def explore_kernel(record: Record, entry: Entry, percent: int) -> "tuple[str, Figure]":
+    """The effect of a limit on a kernel in one line, and its front with the division chosen."""
+    least, most = limits_mib(entry)
+    limit_mib = least + (most - least) * percent / 100
+    figure = draw_front(entry, front(entry), limit_mib)
+    title = panel(f"{label(entry)}, mini-batch {entry['batch']}")
+    return describe(entry, limit_mib), _signed(figure, title, record)
 
 
 def describe(entry: Entry, limit_mib: float) -> str:
@@ -85,23 +77,12 @@ def describe(entry: Entry, limit_mib: float) -> str:
     )
 
 
-def draw(entry: Entry, limit_mib: float) -> "Figure":
-    """Draw a kernel's front, the limit, and the division that is chosen."""
-    figure = draw_front(entry, front(entry), limit_mib)
-    return _signed(figure, panel(f"{label(entry)}, mini-batch {entry['batch']}"), entry["device"])
-
-
-def _signed(figure: "Figure", title: str, device: str) -> "Figure":
-    from repro.plots import sign
-
-    figure.suptitle(title, fontsize=11)
-    sign(figure, f"Computed from times measured on {device}, SYNTHETIC inputs.")
-    return figure
-
-
-def describe_sharing(record: Record, total_mib: float) -> str:
-    """In one line how long kernels take under WR and under WD with one total."""
+def explore_network(record: Record, percent: int) -> "tuple[str, Figure]":
+    """The time of a network's kernels under WR and WD with one total, and each one's workspace."""
     own = entries(record)
+    limits = list(map(limits_mib, own))
+    least, most = (sum(ends) for ends in zip(*limits, strict=True))
+    total_mib = least + (most - least) * percent / 100
     each_mib = total_mib / len(own)
     fitting = [division for entry in own if (division := divide(entry, each_mib))]
     shared = share_out(own, total_mib)
@@ -109,12 +90,15 @@ def describe_sharing(record: Record, total_mib: float) -> str:
     if len(fitting) < len(own):
         wr = f"{len(own) - len(fitting)} of {len(own)} kernels do not fit"
     told = f"{total_mib:.1f} MiB for {len(own)} kernels: WR with {each_mib:.1f} MiB for each"
-    return f"{told}: {wr}; WD: {wd if shared else 'does not fit'}"
+    # One axis for all totals.
+    figure = draw_shares(own, each_mib, total_mib, 1.12 * max(end for _, end in limits))
+    told = f"{told}: {wr}; WD: {wd if shared else 'does not fit'}"
+    return told, _signed(figure, title_of(record), record)
 
 
-def draw_sharing(record: Record, total_mib: float) -> "Figure":
-    """Draw the workspace of each kernel under WR and under WD, on one axis for all totals."""
-    own = entries(record)
-    largest = max(limits_mib(entry)[1] for entry in own)
-    figure = draw_shares(own, total_mib / len(own), total_mib, 1.12 * largest)
-    return _signed(figure, title_of(record), device_name(record))
+def _signed(figure: "Figure", title: str, record: Record) -> "Figure":
+    from repro.plots import sign
+
+    figure.suptitle(title, fontsize=11)
+    sign(figure, f"Computed from times measured on {device_name(record)}, SYNTHETIC inputs.")
+    return figure

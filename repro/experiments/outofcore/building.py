@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,22 +28,28 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.floa
 LOSS_SCALE = 2.0**4
 
 
-# The context of the forward pass and the loss; and the backward pass.
-Precision = tuple[
-    Callable[[], AbstractContextManager[object]],
-    Callable[[torch.Tensor, Iterable[nn.Parameter]], None],
-]
+@dataclass(frozen=True)
+class Precision:
+    """The context of the forward pass and the loss, and the backward pass, in a precision."""
 
+    name: str
+    device: str
 
-def _plain_backward(loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> None:
-    loss.backward()
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context."""
+        half = PRECISIONS[self.name]
+        return (
+            nullcontext() if half is None else torch.autocast(torch.device(self.device).type, half)
+        )
 
-
-def _scaled_backward(loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> None:
-    """Scale the loss, and undo it in the gradients of the parameters."""
-    (loss * LOSS_SCALE).backward()
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    torch._foreach_mul_(gradients, 1 / LOSS_SCALE)
+    def backward(self, loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> None:
+        """Backpropagate; with float16 scale the loss, and undo it in the gradients."""
+        if self.name != "float16":
+            loss.backward()
+            return
+        (loss * LOSS_SCALE).backward()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, 1 / LOSS_SCALE)
 
 
 def training_step(
@@ -50,19 +57,10 @@ def training_step(
 ) -> Step:
     """Return one training iteration, forward, backward and update, on one random mini-batch.
 
-    Args:
-        config: Its model, image (height, width) and batch count; its precision, float32 where
-            none is named.
-        device: Where it runs.
-        checkpointing: Recompute the network's blocks in the backward pass (a peer).
-        offload: Hold tensors that autograd saves in the host's memory, see `Offload` (a peer).
+    Two peers are `checkpointing`, which recomputes the network's blocks in the backward pass, and
+    `offload`, see `Offload`.
     """
-    named = config.get("precision", "float32")
-    half = PRECISIONS[named]
-    precision: Precision = (
-        nullcontext if half is None else partial(torch.autocast, torch.device(device).type, half),
-        _scaled_backward if named == "float16" else _plain_backward,
-    )
+    precision = Precision(config.get("precision", "float32"), device)
     torch.manual_seed(0)
     options = dict(config["model"])
     name = options.pop("name")
@@ -88,7 +86,7 @@ def training_step(
 
 
 def _step(model: nn.Module, config: Config, device: str, precision: Precision) -> Step:
-    (autocast, backward), size, batch = precision, tuple(config["image"]), config["batch"]
+    size, batch = tuple(config["image"]), config["batch"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(batch, 3, *size, device=device)
     classes = config["model"].get("num_classes", 10)  # no network's own default is below
@@ -97,9 +95,9 @@ def _step(model: nn.Module, config: Config, device: str, precision: Precision) -
 
     def step() -> None:
         optimizer.zero_grad()
-        with autocast():
+        with precision.autocast():
             loss = functional.cross_entropy(model(images), labels)
-        backward(loss, model.parameters())
+        precision.backward(loss, model.parameters())
         del loss
         optimizer.step()
 
@@ -108,7 +106,7 @@ def _step(model: nn.Module, config: Config, device: str, precision: Precision) -
 
 def _gan_step(model: Any, config: Config, device: str, precision: Precision) -> Step:
     """An iteration of both players; one-hot label maps, Adam with the authors' values."""
-    (autocast, backward), size, batch = precision, tuple(config["image"]), config["batch"]
+    size, batch = tuple(config["image"]), config["batch"]
     players: tuple[nn.Module, nn.Module] = (model.generator, model.discriminator)
     first, second = (
         torch.optim.Adam(player.parameters(), lr=2e-4, betas=(0.5, 0.999)) for player in players
@@ -119,17 +117,17 @@ def _gan_step(model: Any, config: Config, device: str, precision: Precision) -> 
     real = torch.rand(batch, model.out_channels, *size, device=device) * 2 - 1
 
     def step() -> None:
-        with autocast():
+        with precision.autocast():
             fake = model(labels)
             loss = model.generator_loss(labels, real, fake)
         first.zero_grad()
-        backward(loss, players[0].parameters())
+        precision.backward(loss, players[0].parameters())
         del loss
         first.step()
         second.zero_grad()
-        with autocast():
+        with precision.autocast():
             loss = model.discriminator_loss(labels, real, fake)
-        backward(loss, players[1].parameters())
+        precision.backward(loss, players[1].parameters())
         del loss
         second.step()
 

@@ -56,29 +56,20 @@ class Fitting:
         """The chunks that are mapped and unmapped before each function, once it repeats."""
         allocator, n = self.make(), len(self.plan.trace.functions)
         counts = np.zeros(ITERATIONS * n, dtype=np.int64)
-        for number, (name, nbytes) in by_function(self.plan, ITERATIONS):
+        for number, event in by_function(self.plan, ITERATIONS):
             before = allocator.map_operations
-            if nbytes is None:
-                allocator.free(name)
-            else:
-                allocator.malloc(name, nbytes)
+            replay(allocator, [event])
             counts[number] += allocator.map_operations - before
         return counts[-n:]
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of an iteration on a device.
+    """The costs of an iteration on a device."""
 
-    Attributes:
-        times: (n,) seconds of each function.
-        rate: Bytes/s of the copies, each way.
-        map_s: Seconds that mapping or unmapping a chunk takes on the compute stream.
-    """
-
-    times: NDArray[np.float64]
-    rate: float
-    map_s: float = 0.0
+    times: NDArray[np.float64]  # (n,) seconds of each function
+    rate: float  # bytes/s of the copies, each way
+    map_s: float = 0.0  # that mapping or unmapping a chunk takes on the compute stream
 
     def simulate(self, plan: SwapPlan, mapped: NDArray[np.int64] | int = 0) -> Simulation:
         """A plan's iteration, with the chunks that are mapped before each function."""
@@ -92,8 +83,7 @@ class Costs:
         With `most` the first so many that are served are looked at.
         """
         best, least, served = None, math.inf, 0
-        timed = [(self.simulate(plan).time_s, plan) for plan in plans]
-        timed.sort(key=lambda pair: pair[0])
+        timed = sorted(((self.simulate(p).time_s, p) for p in plans), key=lambda pair: pair[0])
         for make in makes:
             for unmapped_s, plan in timed:
                 if unmapped_s >= least or served == most:
@@ -153,12 +143,11 @@ def chunk_bytes(limit_bytes: int) -> int:
 
 
 def largest_budget(trace: Trace, limit_bytes: int, make: Make) -> Fitting | None:
-    """The plan of the largest budget whose requests `make`'s allocator serves.
+    """The plan of the largest budget whose requests `make`'s allocator serves, None without one.
 
-    The search goes as one would try: from above over the ends and quarters of the stretch from the
-    smallest feasible budget to the limit, then by bisection to 2 % of it. Each budget leaves its
-    holes elsewhere, so that the allocator may refuse some budgets in between. None where it serves
-    none of the five.
+    The search goes from above over the ends and quarters of the stretch from the smallest feasible
+    budget to the limit, then by bisection to 2 % of it. Each budget leaves its holes elsewhere, so
+    that the allocator may refuse some budgets in between.
     """
     above = None
     for low in reversed(_budgets(trace, limit_bytes)):

@@ -5,6 +5,7 @@ Torch's CUDA allocator is chosen before CUDA is used.
 
 import gc
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,25 +74,22 @@ def measure(config: Config, device: str) -> Outcome:
 
 def _unswapped(config: Config, device: str) -> Outcome:
     """Train in core, with checkpointing or with saved tensors held elsewhere."""
-    mode, limit = config["mode"], limit_bytes(config)
+    mode, limit, on_cpu = config["mode"], limit_bytes(config), device == "cpu"
     plain = training_step(config, device, mode == "checkpointing", mode == "offload")
 
     def step() -> None:
-        if mode == "save_on_cpu":
-            with save_pinned(device):
-                plain()
-        else:
+        with save_pinned(device) if mode == "save_on_cpu" else nullcontext():
             plain()
 
-    if device != "cpu":
+    if not on_cpu:
         limit = max(limit, least_limit(device))
     with MemoryBudget(limit, device) as held:
         for _ in range(2):  # the optimizer has its state from the second on
             step()
-        if device != "cpu":
+        if not on_cpu:
             timings = _time(config, device, {"iteration": step})
     metrics = {"limit_bytes": limit, "held_bytes": held.peak_bytes}
-    if device == "cpu":
+    if on_cpu:
         # Watching every storage costs time: the limit was held above.
         steps = {"iteration": step, "reference": training_step(_reference(config), "cpu")}
         return Outcome(metrics, _time(config, "cpu", steps), held.peak_bytes)
@@ -105,9 +103,32 @@ def _reference(config: Config) -> Config:
 
 
 def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, Any]:
-    return time_interleaved(
-        steps, warmup=config["warmup"], repeats=config["repeats"], device=device
-    )
+    counts = {"warmup": config["warmup"], "repeats": config["repeats"]}
+    return time_interleaved(steps, **counts, device=device)
+
+
+def _swapped(config: Config, device: str) -> Outcome:
+    """Train within the largest budget that an allocator can serve within the limit.
+
+    On a CPU the allocators are simulated, their sizes in proportion to the limit; chunks are
+    simulated on whatever is not CUDA. On a GPU the allocators are the real ones. The budget shrinks
+    until they serve the training; the paper's authors lowered theirs by hand.
+    """
+    name, limit = _SWAPPED[config["mode"]][0], limit_bytes(config)
+    trace = trace_at(config, config["batch"])
+    make: Make = partial(ALLOCATORS[name], limit)
+    best = fitting.largest_budget(trace, limit, make)
+    if best is None:
+        raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
+    budget = best.plan.budget_bytes
+    if device == "cpu" or (name == "schedule_va" and not is_cuda(device)):
+        return _Swapping(config, device, trace, limit, make).shrinking(budget)
+    real = max(limit, least_limit(device))
+    if name == "schedule":
+        with accelerator.limited(device, real):
+            return _Swapping(config, device, trace, real).shrinking(budget)
+    installed = install(fitting.chunk_bytes(limit), real)
+    return _Swapping(config, device, trace, real, installed=installed).shrinking(budget)
 
 
 @dataclass
@@ -134,10 +155,9 @@ class _Swapping:
                 accelerator.reset_peak_memory(self.device)
             try:
                 return self._within(budget)
-            except BudgetTooSmall as error:  # more is run than the trace has
-                refused = str(error)
-            except (RuntimeError, MemoryError) as error:
-                if not is_refusal(error):
+            except (RuntimeError, MemoryError, BudgetTooSmall) as error:
+                # More may be run than the trace has.
+                if not (isinstance(error, BudgetTooSmall) or is_refusal(error)):
                     raise
                 refused = str(error)
             if budget <= smallest:
@@ -154,7 +174,6 @@ class _Swapping:
         auto = "auto" if self.make is None and schedule == "window" else None
         block = self.block(budget, schedule, auto)
         timings, metrics = self.train(block)
-        peak = metrics["held_bytes"]
         if self.make is not None:
             # The plan that runs may differ from the one that was fitted, in copies of views.
             assert block.plan is not None
@@ -162,11 +181,12 @@ class _Swapping:
             if served is None:
                 raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
             metrics["reserved_bytes"] = served.peaks["reserved_bytes"]
-        elif self.installed is not None:  # gives nothing back while it trains: the most of this try
-            peak = metrics["reserved_bytes"] = self.installed.counters().reserved_bytes
+            return Outcome(metrics, timings, metrics["held_bytes"])
+        if self.installed is not None:  # gives nothing back while it trains: the most of this try
+            metrics["reserved_bytes"] = self.installed.counters().reserved_bytes
         else:
-            peak = metrics["reserved_bytes"] = accelerator.max_memory_reserved(self.device)
-        return Outcome(metrics, timings, peak)
+            metrics["reserved_bytes"] = accelerator.max_memory_reserved(self.device)
+        return Outcome(metrics, timings, metrics["reserved_bytes"])
 
     def block(self, budget: int, schedule: Name, window: Any = None) -> OutOfCore:
         """The block that swaps, with its share of the host's memory and its link."""
@@ -176,7 +196,7 @@ class _Swapping:
             window_bytes=window,
             device=self.device,
             host_bytes=host_bytes(self.trace, budget) if self.device != "cpu" else None,
-            link_bytes_per_s=link_rate(self.config, self.device),
+            link_bytes_per_s=_link_rate(self.config, self.device),
         )
 
     def train(self, block: OutOfCore) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -222,39 +242,13 @@ class _Swapping:
         return timings, metrics
 
 
-def _swapped(config: Config, device: str) -> Outcome:
-    """Train within the largest budget that an allocator can serve within the limit.
-
-    On a CPU the allocators are simulated, their sizes in proportion to the limit; chunks are
-    simulated on whatever is not CUDA. On a GPU the allocators are the real ones. The budget shrinks
-    until they serve the training; the paper's authors lowered theirs by hand.
-    """
-    name, limit = _SWAPPED[config["mode"]][0], limit_bytes(config)
-    trace = trace_at(config, config["batch"])
-    make: Make = partial(ALLOCATORS[name], limit)
-    best = fitting.largest_budget(trace, limit, make)
-    if best is None:
-        raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
-    budget = best.plan.budget_bytes
-    if device == "cpu" or (name == "schedule_va" and not is_cuda(device)):
-        return _Swapping(config, device, trace, limit, make).shrinking(budget)
-    real = max(limit, least_limit(device))
-    if name == "schedule":
-        with accelerator.limited(device, real):
-            return _Swapping(config, device, trace, real).shrinking(budget)
-    installed = install(fitting.chunk_bytes(limit), real)
-    return _Swapping(config, device, trace, real, installed=installed).shrinking(budget)
-
-
-def link_rate(config: Config, device: str) -> float | None:
+def _link_rate(config: Config, device: str) -> float | None:
     """Bytes/s, as stated or in proportion to the bytes and the time of the largest in core.
 
     None where copies are as fast as they are: an accelerator has a link.
     """
-    if device != "cpu":
-        return None
-    if "link_share" not in config:
-        return config.get("link_bytes_per_s")
+    if device != "cpu" or "link_share" not in config:
+        return config.get("link_bytes_per_s") if device == "cpu" else None
     reference = _reference(config)
     step = {"reference": training_step(reference, "cpu")}
     taken = time_interleaved(step, warmup=1, repeats=3, device="cpu")["reference"]
@@ -267,9 +261,8 @@ def is_refusal(error: BaseException) -> bool:
 
     The chunked allocator's error is a plain RuntimeError.
     """
-    if isinstance(error, HostMemoryError):
-        return False
-    return is_out_of_memory(error) or "out of memory" in str(error)
+    short = is_out_of_memory(error) or "out of memory" in str(error)
+    return short and not isinstance(error, HostMemoryError)
 
 
 def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -301,10 +294,9 @@ def measure_in_child(config: Config, device: str) -> Outcome:
     options = [*_PINNING, *["expandable_segments:True"] * (config["mode"] == "expandable_segments")]
     environment = {"PYTORCH_CUDA_ALLOC_CONF": ",".join(options)}
     answer = in_a_process(f"{__name__}:answered", [dict(config), device], environment)
-    if "host_memory" in answer:
-        raise HostMemoryError(answer["host_memory"])
-    if "out_of_memory" in answer:
-        raise torch.OutOfMemoryError(answer["out_of_memory"])
+    for name, error in (("host", HostMemoryError), ("device", torch.OutOfMemoryError)):
+        if name in answer:
+            raise error(answer[name])
     timings = {n: Timing(tuple(s), config["warmup"]) for n, s in answer["timings"].items()}
     return Outcome(answer["metrics"], timings, answer["peak_bytes"])
 
@@ -313,11 +305,10 @@ def answered(config: Config, device: str) -> dict[str, Any]:
     """The outcome of `measure` as plain values, or the memory that was short."""
     try:
         outcome = measure(config, device)
-    except HostMemoryError as error:
-        return {"host_memory": str(error)}
     except (RuntimeError, MemoryError) as error:
-        if not is_refusal(error):
-            raise
-        return {"out_of_memory": str(error)[:2000]}
+        if isinstance(error, HostMemoryError) or is_refusal(error):
+            short = "host" if isinstance(error, HostMemoryError) else "device"
+            return {short: str(error)[:2000]}
+        raise
     timings = {name: timing.samples_s for name, timing in outcome.timings.items()}
     return {"metrics": outcome.metrics, "timings": timings, "peak_bytes": outcome.peak_bytes}

@@ -62,17 +62,11 @@ def _recorded(described: str) -> tuple[Trace, Trace]:
 
 @dataclass(frozen=True)
 class Rates:
-    """The time of an iteration on a device.
+    """The time of an iteration on a device."""
 
-    Attributes:
-        fixed_s: Seconds of an iteration whatever its batch size, shared out evenly.
-        bytes_per_s: At which functions read and write their variables beyond that.
-        most_bytes_per_s: The most at which an iteration does, its fixed part included.
-    """
-
-    fixed_s: float
-    bytes_per_s: float
-    most_bytes_per_s: float = float("inf")
+    fixed_s: float  # whatever its batch size, shared out evenly
+    bytes_per_s: float  # at which functions read and write their variables beyond that
+    most_bytes_per_s: float = float("inf")  # of an iteration, its fixed part included
 
     @classmethod
     def fit(cls, baseline: Config) -> "Rates":
@@ -80,14 +74,9 @@ class Rates:
 
         Least squares of seconds = fixed_s + bytes / bytes_per_s. The line is not followed beyond
         the fastest that was published.
-
-        Args:
-            baseline: The network, with its batches and their images_per_s.
         """
         batches = baseline["batches"]
-        seconds = [
-            batch / rate for batch, rate in zip(batches, baseline["images_per_s"], strict=True)
-        ]
+        seconds = [b / rate for b, rate in zip(batches, baseline["images_per_s"], strict=True)]
         touched = [sum(trace_at(baseline, batch).needs_bytes) for batch in batches]
         most = max(nbytes / time for nbytes, time in zip(touched, seconds, strict=True))
         if len(batches) == 1:

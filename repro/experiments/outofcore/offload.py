@@ -30,12 +30,7 @@ class Offload(torch.autograd.graph.saved_tensors_hooks):
 
     A tensor leaves on one stream while the forward pass goes on, and comes back on another, a few
     tensors before the backward pass asks for it. One that several operations save leaves once.
-    Tensors that are not on the device stay where they are.
-
-    Args:
-        device: An accelerator.
-        stay: Tensors that stay, too: a model's parameters, and its buffers, which the next forward
-            pass writes.
+    A model's parameters, and its buffers, which the next forward pass writes, have to `stay`.
     """
 
     def __init__(self, device: torch.device | str, stay: Iterable[torch.Tensor]) -> None:

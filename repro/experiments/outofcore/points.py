@@ -23,26 +23,16 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Point:
-    """One method at one batch size.
-
-    Attributes:
-        images_per_s: Throughput.
-        relative: The throughput over the largest in core; on a CPU that was timed in turns, on a
-            GPU it is None.
-        row: Bytes by name: ``budget_bytes``, ``reserved_bytes`` by the allocator, ``held_bytes`` of
-            tensors, ``host_bytes`` swapped out.
-        image_s: Seconds an image, of each iteration that was timed; none where simulated.
-        paces: The same over the same round's reference, where that was timed in turns.
-    """
+    """One method at one batch size."""
 
     images_per_s: float
-    relative: float | None
-    row: Mapping[str, Any]
-    image_s: Sequence[float] = ()
-    paces: Sequence[float] = ()
+    relative: float | None  # over the largest in core; None on a GPU, where none was timed in turns
+    row: Mapping[str, Any]  # of a record: its bytes by name, such as ``budget_bytes``
+    image_s: Sequence[float] = ()  # seconds an image, of each iteration; none where simulated
+    paces: Sequence[float] = ()  # the same over the same round's reference, if timed in turns
 
     def bytes(self, name: str) -> int | None:
-        """Bytes of `row` by the first part of their name."""
+        """Bytes of `row`: budget, reserved by the allocator, held by tensors, or on the host."""
         return self.row.get(f"{name}_bytes")
 
     @property
@@ -74,13 +64,7 @@ def ran(records: Iterable[Record], role: str) -> str:
 
 
 class Trained:
-    """The speed and memory of one network at one place, by method and batch size.
-
-    Args:
-        results: Of an artefact.
-        where: `SIMULATED` or `MEASURED`.
-        role: The paper's name of the network.
-    """
+    """The speed and memory of one network (by the paper's name) at one place of `PLACES`."""
 
     def __init__(self, results: Results, where: str, role: str = RESNET) -> None:
         self.where, self.role, self._results = where, role, results
@@ -107,6 +91,8 @@ class Trained:
         base = max((batch / row["time_s"] for batch, row in in_core if row), default=None)
         if mode in runs.PACKED_MODES:
             own = by_batch(self._results.ok(runs.PACKED, role=self.role))
+        if mode == "lms":
+            own = [record for record in own if record.config["lms"]]
         found: Points = {}
         for record in own:
             batch, metrics = record.config["batch"], record.metrics
@@ -114,8 +100,6 @@ class Trained:
             if mode == "bound" and "bound_s" in metrics:
                 row = {"time_s": metrics["bound_s"]}
             if mode == "lms":
-                if not record.config["lms"]:
-                    continue
                 row = row or metrics["rows"].get(IN_CORE)  # LMS swaps nothing that fits
             found[batch] = None
             if row:
@@ -200,9 +184,8 @@ class Trained:
     def larger(self, one: str, other: str, paper: float = math.inf) -> Estimate | Exact:
         """How much larger one method trains a network than another, as measured.
 
-        Where larger sizes were not tried that may change the answer, the ratio is `unsure`: one
-        might train more, unless it has the paper's ratio already; the other might train more,
-        unless the first ended below it.
+        It is `unsure` where one might train more, unless it has the paper's ratio already; or where
+        the other might train more, unless the first ended below it.
         """
         first, second = self.largest(one), self.largest(other)
         if second and not first:

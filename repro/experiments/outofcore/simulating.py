@@ -139,9 +139,8 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
     """Simulate packed plans with chunks.
 
     "packed_va" has chunks of the paper's size. "packed_fitted" has the fastest of sizes that
-    variables have, from the paper's up to `largest_chunk` times it: such chunks lose nothing inside
-    most variables, and fewer of them are mapped. ``time_by_bytes_s`` is its time if mapping
-    takes as long by the byte as with the paper's chunks.
+    variables have, from the paper's up to `largest_chunk` times it. ``time_by_bytes_s`` is its time
+    if mapping takes as long by the byte as with the paper's chunks.
     """
     limit, trace, costs = _setting(config)
     paper, least = (int(config[key] * MIB) for key in ("chunk_mib", "least_chunk_mib"))
@@ -170,7 +169,6 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
 def physical(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Serve an iteration's requests without a limit, and count the memory that this takes.
 
-    A limit would be filled whatever an allocator loses, as budgets are as large as it allows.
     "in_core" swaps nothing; "schedule" holds no more than the device has, in bytes of tensors.
     Torch's allocator is simulated; chunks are those of `ChunkedMemory`, mapped in this machine's
     memory, of which nothing is written.
@@ -191,10 +189,7 @@ def physical(config: Config, seed: int, data: ImageData | None, device: str) -> 
 
 
 def mapped(events: Sequence[Event], chunk_bytes: int) -> Counters:
-    """The counters of the real chunked allocator once it has served all requests.
-
-    Its `peak_reserved_bytes` are those of the chunks that it mapped; small requests share chunks.
-    """
+    """The counters of the real chunked allocator once it has served all requests."""
     addresses: dict[Any, int] = {}
     with ChunkedMemory("posix", chunk_bytes, small_bytes=chunk_bytes // 2) as memory:
         for name, nbytes in events:

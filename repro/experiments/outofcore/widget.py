@@ -30,19 +30,12 @@ BATCHES = {
 
 @dataclass(frozen=True, eq=False)  # of each there is one, by which results are remembered
 class Iteration:
-    """A network's iteration at a batch size, with the times of the paper's device.
-
-    Attributes:
-        role: The network.
-        batch: Its batch size.
-        trace: Of n functions.
-        times: (n,) seconds of each function.
-    """
+    """A network's iteration at a batch size, with the times of the paper's device."""
 
     role: str
     batch: int
     trace: Trace
-    times: NDArray[np.float64]
+    times: NDArray[np.float64]  # (n,) seconds of each function
 
     @property
     def limits(self) -> tuple[int, int]:

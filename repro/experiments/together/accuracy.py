@@ -32,12 +32,8 @@ def final(record: Record, name: str) -> float:
 class Tuned(NamedTuple):
     """A strategy at its rate: the best on held-out images, by their mean over the seeds that chose.
 
-    Attributes:
-        rate: Of those that were tried.
-        edge: Whether it is the lowest or the highest of them, so that a better one may lie beyond.
-        held_out: The mean by which it was chosen.
-        choosing: Records of the seeds that chose it.
-        judging: Those of other seeds, which alone are compared.
+    `edge`: whether that is the lowest or the highest rate tried, so that a better one may lie
+    beyond. Records of `judging` seeds, which did not choose it, alone are compared.
     """
 
     rate: float
@@ -69,13 +65,9 @@ def tuned(results: Results, strategy: str) -> Tuned:
     if not worth:
         raise NotRun(f"no training of {STRATEGIES[strategy]} at all rates")
     rate = max(worth, key=worth.__getitem__)
-    return Tuned(
-        rate,
-        rate in (rates[0], rates[-1]),
-        worth[rate],
-        [record for record in held[rate] if record.seed in seeds],
-        [record for record in held[rate] if record.seed not in seeds],
-    )
+    choosing = [record for record in held[rate] if record.seed in seeds]
+    judging = [record for record in held[rate] if record.seed not in seeds]
+    return Tuned(rate, rate in (rates[0], rates[-1]), worth[rate], choosing, judging)
 
 
 def trained(results: Results, strategy: str) -> list[Record]:
@@ -151,29 +143,23 @@ def table(results: Results) -> list[dict[str, Any]]:
     """A row for each strategy at its rate."""
     rows = []
     for strategy, label in STRATEGIES.items():
-        records = trained(results, strategy)
-        if not records:
+        if not (records := trained(results, strategy)):
             continue
-        at_rate = tuned(results, strategy)
+        at_rate, pair = tuned(results, strategy), (results, strategy, "fixed")
         elapsed = [time for r in records if (time := seconds(results, r)) is not None]
         untuned = ", at the edge of the grid: untuned" if at_rate.edge else ""
-        time_s = f"{statistics.fmean(elapsed):.1f}" if elapsed else DASH
-        updates = Summary.of(final(record, "updates") for record in records)
-        compared = [DASH] * 3
-        if strategy != "fixed":
-            pair = results, strategy, "fixed"
-            compared = [told(less, *pair), *(told(over, *pair, n) for n in ("updates", "parallel"))]
+        same = strategy == "fixed"
         rows.append(
             {
                 "strategy": label,
                 "rate found": f"{at_rate.rate:g}{untuned}",
                 "test accuracy (%)": Summary.of(final(r, "test") for r in records).text(),
                 "n": str(len(records)),
-                "less fixed (points)": compared[0],
-                "updates": updates.text(0),
-                "updates over fixed": compared[1],
-                "seconds here": time_s,
-                PARALLEL: compared[2],
+                "less fixed (points)": DASH if same else told(less, *pair),
+                "updates": Summary.of(final(r, "updates") for r in records).text(0),
+                "updates over fixed": DASH if same else told(over, *pair, "updates"),
+                "seconds here": f"{statistics.fmean(elapsed):.1f}" if elapsed else DASH,
+                PARALLEL: DASH if same else told(over, *pair, "parallel"),
             }
         )
     return rows
@@ -181,7 +167,7 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 def figure(results: Results) -> "Figure":
     """Draw the accuracy at the end against updates and simulated time; combinations are ringed."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     from repro.plots import legend_below, new_axes, styles
 
@@ -201,11 +187,10 @@ def figure(results: Results) -> "Figure":
             spreads = [one.std if one.n > 1 else None for one in (ends, spent)]
             axis.errorbar(spent.mean, ends.mean, *spreads, **look)
     first, second = axes[0]
-    first.set_xscale("log")
+    first.set(xscale="log", xlabel="updates (logarithmic)", ylabel="test accuracy (%)")
     first.xaxis.set_major_locator(LogLocator(2))
-    first.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    first.xaxis.set_major_formatter("{x:g}")
     first.xaxis.set_minor_locator(NullLocator())
-    first.set(xlabel="updates (logarithmic)", ylabel="test accuracy (%)")
     second.set_xlim(left=0)
     second.set_xlabel(PARALLEL)
     if (record := results.first(TRAIN)) is not None and record.dataset is not None:
@@ -239,13 +224,10 @@ def same_samples(results: Results) -> tuple[bool, str]:
     if not shares:
         raise NotRun("no records")
     # Shares of a plan are rounded to whole samples; a measured noise scale is no training.
-    allowed = dict.fromkeys(shares, 0.01) | {"noise": 1.0}
-    text = ", ".join(
-        f"{label} {100 * shares[name]:.2g} %"
-        for name, label in STRATEGIES.items()
-        if name in shares
-    )
-    return all(shares[name] <= allowed[name] for name in shares), f"off by at most: {text}"
+    holds = all(share <= (1.0 if name == "noise" else 0.01) for name, share in shares.items())
+    ordered = [name for name in STRATEGIES if name in shares]
+    text = ", ".join(f"{STRATEGIES[name]} {100 * shares[name]:.2g} %" for name in ordered)
+    return holds, f"off by at most: {text}"
 
 
 def growth_over_fixed(results: Results) -> Estimate:
@@ -253,14 +235,12 @@ def growth_over_fixed(results: Results) -> Estimate:
     return over(results, "theta_mbs", "fixed", "updates")
 
 
-def best_alone(results: Results) -> str:
-    """Return the method alone that is most accurate on held-out images, by the seeds that chose."""
-    return max(("fixed", *ALONE), key=lambda name: tuned(results, name).held_out)
-
-
 def together_wins(results: Results) -> Cases:
-    """Compare each combination with the best method alone: one of several may win by chance."""
-    best = best_alone(results)
+    """Compare each combination with the best method alone: one of several may win by chance.
+
+    That one is the most accurate on held-out images, by the seeds that chose.
+    """
+    best = max(("fixed", *ALONE), key=lambda name: tuned(results, name).held_out)
 
     def gain(name: str) -> Estimate:
         gap = replace(less(results, name, best), candidates=len(TOGETHER))

@@ -1,6 +1,6 @@
 """Which of the five, and when: ``[[page]]`` of ``paper.toml`` with numbers of records. (Part 3)"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from repro.experiments.design import paper_toml
@@ -15,16 +15,15 @@ NOT_RUN = "not run yet"
 def _of_method(results: Results, mode: str) -> str:
     """The speed kept at the largest mini-batch that each network trains."""
     found = [limit.largest(tried) for tried in limit.measured(results, [mode]).values()]
-    lasts = [last for last in found if last]
-    if not lasts:
+    if not (lasts := [last for last in found if last]):
         return NOT_RUN
-    speeds = [speed.shown(speed.mean)[1:] for speed in map(limit.speed, lasts)]
-    times = _span([last["multiple"] for last in lasts], int)
-    return f"{_span(speeds, float)} of undivided speed, at {times} times its largest batch"
+    means = sorted((speed.mean, speed.shown(speed.mean)[1:]) for speed in map(limit.speed, lasts))
+    speeds, times = [text for _, text in means], sorted(last["multiple"] for last in lasts)
+    return f"{_span(speeds)} of undivided speed, at {_span(times)} times its largest batch"
 
 
-def _span(values: Iterable[Any], number: type) -> str:
-    return " to ".join(dict.fromkeys(str(pick(values, key=number)) for pick in (min, max)))
+def _span(ordered: Sequence[object]) -> str:
+    return " to ".join(dict.fromkeys(str(end) for end in (ordered[0], ordered[-1])))
 
 
 def _of_strategy(results: Results, strategy: str) -> str:
@@ -34,10 +33,8 @@ def _of_strategy(results: Results, strategy: str) -> str:
     except NotRun as missing:
         return f"not compared: {missing}" if results.ok("train") else NOT_RUN
     updates = accuracy.over(results, strategy, "fixed", "updates")
-    said = (
-        f"{points.shown(points.mean)} points for {updates.shown(updates.mean)[1:]} of the updates"
-    )
-    return f"{said} of a fixed small batch"
+    share = f"{updates.shown(updates.mean)[1:]} of the updates of a fixed small batch"
+    return f"{points.shown(points.mean)} points for {share}"
 
 
 def table(results: Results) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
 """Under one memory limit: which method trains, how fast, and with the same result? (Part 1)"""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of, ratio
@@ -36,25 +37,28 @@ def points(results: Results, network: str, mode: str) -> dict[int, Point]:
 
     `slowdowns`: seconds of an image over those of the largest undivided batch, by rounds.
     """
+    by_multiple: dict[int, Point] = {}
     if (record := results.first(LIMIT, network=network, mode=mode)) is None:
-        return {}
-    by_multiple = {}
+        return by_multiple
     for row in record.metrics["points"]:
-        point, multiple = {**row, "slowdowns": []}, row["multiple"]
+        multiple, slowdowns = row["multiple"], []
         if row["fits"]:
             step, reference = (
                 record.timings[f"{name} ×{multiple}"]["samples_s"] for name in ("step", "reference")
             )
             share = record.config["fits"] / row["batch"]
-            pairs = zip(step, reference, strict=True)
-            point["slowdowns"] = [share * ours / theirs for ours, theirs in pairs]
-        by_multiple[multiple] = point
+            slowdowns = [share * a / b for a, b in zip(step, reference, strict=True)]
+        by_multiple[multiple] = {**row, "slowdowns": slowdowns}
     return by_multiple
 
 
-def speed(point: Point) -> Estimate:
+def speed(point: Point | None, label: str = "") -> Estimate:
     """Return the images a second of a point over those undivided; `NotRun` where none fits."""
-    return mean_of([1 / slow for slow in point["slowdowns"]], log=True, trials="rounds")
+    if point is None or not point["fits"]:
+        raise NotRun("no records")
+    label = label and f"{label}, mini-batch {point['batch']}"
+    found = mean_of([1 / slow for slow in point["slowdowns"]], log=True, trials="rounds")
+    return replace(found, label=label)
 
 
 def measured(
@@ -76,7 +80,7 @@ def multiples(results: Results) -> list[int]:
     return sorted({row["multiple"] for r in results.ok(LIMIT) for row in r.metrics["points"]})
 
 
-def is_simulated(results: Results) -> bool:
+def _simulated(results: Results) -> bool:
     """Whether the limit is one that the device does not have: on a CPU."""
     return any(record.device["type"] == "cpu" for record in results.select(LIMIT))
 
@@ -84,36 +88,28 @@ def is_simulated(results: Results) -> bool:
 def facts(results: Results) -> Iterable[str]:
     """Yield the caption's sentences on the measurements."""
     if results.select(LIMIT):
-        yield f"{'SIMULATED limit, ' * is_simulated(results)}SYNTHETIC data."
+        yield f"{'SIMULATED limit, ' * _simulated(results)}SYNTHETIC data."
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """A row for each network and method, with the speed kept at each multiple; x: does not fit."""
     rows = []
     for (network, mode), tried in measured(results).items():
-        limit = results.need(LIMIT, network=network, mode=mode).metrics["limit_bytes"]
-        last, speeds = largest(tried) or {}, {}
+        row, last = {"network": network, "method": LABELS[mode]}, largest(tried)
         for multiple in multiples(results):
             point = tried.get(multiple, {"fits": None})
             known = "x" if point["fits"] is False else DASH
             told = str(speed(point)) if point["fits"] else known
-            speeds[f"images/s over undivided, ×{multiple}"] = told
+            row[f"images/s over undivided, ×{multiple}"] = told
+        micro = gradient = DASH
         running = "no BatchNorm" if network == TRANSFORMER else DASH
-        if last.get("batchnorm_error") is not None:
-            running = f"{last['batchnorm_error']:.1g}"
-        rows.append(
-            {
-                "network": network,
-                "method": LABELS[mode],
-                **speeds,
-                "peak (% of the limit)": f"{100 * last['peak_bytes'] / limit:.0f}"
-                if last
-                else DASH,
-                "micro-batch": str(last.get("micro") or DASH),
-                "gradient, relative error": f"{last['gradient_error']:.1g}" if last else DASH,
-                "BatchNorm's statistics, relative error": running,
-            }
-        )
+        if last is not None:
+            micro, gradient = str(last["micro"] or DASH), f"{last['gradient_error']:.1g}"
+            if last["batchnorm_error"] is not None:
+                running = f"{last['batchnorm_error']:.1g}"
+        row["micro-batch"], row["gradient, relative error"] = micro, gradient
+        row["BatchNorm's statistics, relative error"] = running
+        rows.append(row)
     return rows
 
 
@@ -129,43 +125,42 @@ def figure(results: Results) -> "Figure":
     slow = [s for by_size in found.values() for p in by_size.values() for s in p["slowdowns"]]
     most = max((1 / s for s in slow), default=1)  # of all panels: they are compared at sight
     drawn, axes = new_axes(1, max(1, len(shown)), 2.3 * max(1, len(shown)) + 2.6, 5.0)
+    names = [f"{multiple}× the largest that fits" for multiple in tried]
+    small = "" if PROFILES[results.profile].get("models") == "large" else "small "
     for axis, network in zip(axes[0], shown, strict=False):
         axis.axvline(1, color=PAPER, lw=1.2, ls="--", label="undivided, the largest that fits")
-        for number, multiple in enumerate(tried):
+        for (number, multiple), (row, mode) in product(enumerate(tried), enumerate(modes)):
             share = number / max(1, len(tried) - 1)
-            colour = colormaps["Blues"](0.45 + 0.5 * share)
-            for row, mode in enumerate(modes):
-                point = found.get((network, mode), {}).get(multiple, {"fits": None})
-                height = row + 0.56 * share - 0.28
-                if point["fits"]:
-                    kept = speed(point)
-                    axis.plot(math.exp(kept.mean), height, MARKERS[number], color=colour, ms=5,
-                              label=f"{multiple}× the largest that fits")  # fmt: skip
-                    axis.plot([math.exp(end) for end in kept.interval()], [height] * 2,
-                              color=colour, lw=1)  # fmt: skip
-                elif point["fits"] is False:
-                    axis.plot(0.04 * most, height, "x", color="#b3261e", ms=4, label="does not fit")
+            colour, height = colormaps["Blues"](0.45 + 0.5 * share), row + 0.56 * share - 0.28
+            point = found.get((network, mode), {}).get(multiple, {"fits": None})
+            if point["fits"]:
+                kept = speed(point)
+                look: dict[str, Any] = {"color": colour, "ms": 5, "label": names[number]}
+                axis.plot(math.exp(kept.mean), height, MARKERS[number], **look)
+                axis.hlines(height, *map(math.exp, kept.interval()), color=colour, lw=1)
+            elif point["fits"] is False:
+                axis.plot(0.04 * most, height, "x", color="#b3261e", ms=4, label="does not fit")
         labels = [LABELS[mode] if axis is axes[0, 0] else "" for mode in modes]
         axis.set_yticks(range(len(modes)), labels)
         axis.set(ylim=(len(modes) - 0.5, -0.5), xlim=(0, 1.04 * most))
         axis.grid(axis="y", visible=False)
-        small = "" if PROFILES[results.profile].get("models") == "large" else "small "
         axis.set_title(panel(small + network, data="SYNTHETIC"), fontsize=9)
         axis.set_xlabel("images/s over undivided", fontsize=9)
     if not shown:
         axes[0, 0].set_yticks([0], ["not run"])
-    drawn.suptitle(f"Under one memory limit{' (SIMULATED)' * is_simulated(results)}", fontsize=11)
-    legend_below(drawn, 6, [f"{multiple}× the largest that fits" for multiple in tried])
+    drawn.suptitle(f"Under one memory limit{' (SIMULATED)' * _simulated(results)}", fontsize=11)
+    legend_below(drawn, 6, names)
     return drawn
 
 
 # ---- Largest batches
 
 
-def _worst(values: dict[str, float]) -> str:
+def _worst(values: dict[str, float]) -> tuple[float, str]:
     if not values:
         raise NotRun("no records")
-    return max(values, key=values.__getitem__)
+    name = max(values, key=values.__getitem__)
+    return values[name], name
 
 
 def within(results: Results) -> tuple[bool, str]:
@@ -176,16 +171,16 @@ def within(results: Results) -> tuple[bool, str]:
         for r in results.ok(LIMIT)
         if r.peak_bytes
     }
-    most = _worst(shares)
-    return shares[most] <= 1, f"the most is {100 * shares[most]:.1f} % of it: {most}"
+    share, name = _worst(shares)
+    return share <= 1, f"the most is {100 * share:.1f} % of it: {name}"
 
 
 def _named(modes: Sequence[str], networks: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {f"{n}, {LABELS[mode]}": (n, mode) for mode in modes for n in networks}
 
 
-def _reaches(results: Results, modes: Sequence[str], holds: Callable[[int, int], bool]) -> Cases:
-    """Ask of each method and network whether the multiple reached, and the largest tried, hold."""
+def _reaches(results: Results, modes: Sequence[str], to_the_end: bool = True) -> Cases:
+    """Ask of each method and network whether it trains the largest multiple tried, or ends."""
     last, named = max(multiples(results), default=0), _named(modes, NETWORKS)
     if last < 2:
         raise NotRun("no records beyond the largest mini-batch that fits")
@@ -195,7 +190,7 @@ def _reaches(results: Results, modes: Sequence[str], holds: Callable[[int, int],
         if last not in tried:
             raise NotRun("no records")
         times = max((multiple for multiple, point in tried.items() if point["fits"]), default=0)
-        return Exact(holds(times, last), f"up to ×{times}")
+        return Exact((times == last) == to_the_end, f"up to ×{times}")
 
     return cases(named, reached)
 
@@ -210,17 +205,7 @@ def _all_exact(found: Cases) -> tuple[bool, str]:
 
 def dividing_always_fits(results: Results) -> tuple[bool, str]:
     """Whether accumulation and MBS fit: a micro-batch takes the same memory in every mini-batch."""
-    return _all_exact(_reaches(results, SPLITS, lambda times, last: times == last))
-
-
-def swapping_always_fits(results: Results) -> Cases:
-    """Swap to memory: one operation has to fit with all that it reads and writes."""
-    return _reaches(results, ["outofcore"], lambda times, last: times == last)
-
-
-def recomputing_ends(results: Results) -> Cases:
-    """Whether methods that do not bound memory end before the largest mini-batch."""
-    return _reaches(results, ["checkpointing", "save_on_cpu"], lambda times, last: times < last)
+    return _all_exact(_reaches(results, SPLITS))
 
 
 # ---- The same mathematics
@@ -235,9 +220,8 @@ def same_gradient(
         for (network, mode), tried in measured(results, modes, networks).items()
         if (fitting := [point for point in tried.values() if point["fits"]])
     }
-    worst = _worst(errors)
-    said = f"farthest off of {len(errors)}: {worst}, {errors[worst]:.1g}"
-    return errors[worst] <= ROUNDING, said
+    error, name = _worst(errors)
+    return error <= ROUNDING, f"farthest off of {len(errors)}: {name}, {error:.1g}"
 
 
 def _both(results: Results, network: str, first: str, second: str) -> tuple[int, Point, Point]:
@@ -257,8 +241,6 @@ def deferred_closer(results: Results) -> tuple[bool, str]:
     def closer(network: str) -> Exact:
         last, *both = _both(results, network, "mbs_deferred", "mbs")
         ours, theirs = (point["batchnorm_error"] for point in both)
-        if ours is None or theirs is None:
-            raise NotRun("no statistics")
         return Exact(ours < theirs, f"at ×{last}: {ours:.1g} for {theirs:.1g}")
 
     return _all_exact(cases(BATCHNORM, closer))
@@ -283,20 +265,14 @@ def larger_micro_batches(results: Results) -> Cases:
 # ---- How fast
 
 
-def _kept(point: Point | None, label: str = "") -> Estimate:
-    if point is None or not point["fits"]:
-        raise NotRun("no records")
-    return replace(speed(point), label=label and f"{label}, mini-batch {point['batch']}")
-
-
 def streaming_keeps_speed(results: Results) -> Cases:
     """Compare images a second with those undivided, at the largest mini-batch that fits."""
-    return cases(NETWORKS, lambda n: _kept(largest(points(results, n, "mbs")), n))
+    return cases(NETWORKS, lambda n: speed(largest(points(results, n, "mbs")), n))
 
 
 def recomputing_costs(results: Results) -> Cases:
     """Compare images a second with those undivided, at the mini-batch that fits undivided."""
-    return cases(NETWORKS, lambda n: _kept(points(results, n, "checkpointing").get(1)))
+    return cases(NETWORKS, lambda n: speed(points(results, n, "checkpointing").get(1)))
 
 
 def streaming_over_swapping(results: Results) -> Cases:
@@ -312,7 +288,7 @@ def streaming_over_swapping(results: Results) -> Cases:
 
 def swapped_time(results: Results) -> Estimate:
     """Return the time of an image by MBS inside out-of-core training over that undivided."""
-    kept = _kept(largest(points(results, RESNET, "mbs_in_outofcore")))
+    kept = speed(largest(points(results, RESNET, "mbs_in_outofcore")))
     return replace(kept, mean=-kept.mean)
 
 
@@ -331,8 +307,11 @@ UNDER_LIMIT = artefact(
     rows=table,
     draw=figure,
     claims={
-        "swapping_always_fits": swapping_always_fits,
-        "recomputing_ends": recomputing_ends,
+        # One operation has to fit with all that it reads and writes.
+        "swapping_always_fits": partial(_reaches, modes=["outofcore"]),
+        "recomputing_ends": partial(
+            _reaches, modes=["checkpointing", "save_on_cpu"], to_the_end=False
+        ),
         "larger_micro_batches": larger_micro_batches,
         "streaming_keeps_speed": streaming_keeps_speed,
         "recomputing_costs": recomputing_costs,

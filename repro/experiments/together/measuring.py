@@ -1,6 +1,7 @@
 """Measurements under one memory limit: does it fit, how fast is it, is the result the same?"""
 
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,7 +15,7 @@ from repro.advise import Workload, predict, probe
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.together import networks
-from repro.experiments.together.methods import SWAPS, Method, Refused, make_method, micro_batches
+from repro.experiments.together.methods import SWAPS, Method, Refused, micro_batches
 from repro.experiments.together.networks import Config, Problem, build_problem
 from repro.measure import (
     MemoryBudget,
@@ -69,8 +70,8 @@ def limit_bytes(config: Config, device: str) -> int:
 
 
 def _undivided(config: Config, batch: int, device: str) -> Method:
-    undivided = dict(config) | {"mode": UNDIVIDED}
-    return make_method(undivided, build_problem(config, batch), None, _NO_LIMIT, device)
+    undivided = {**config, "mode": UNDIVIDED}
+    return Method(undivided, build_problem(config, batch), None, _NO_LIMIT, device)
 
 
 def _measure(
@@ -102,7 +103,7 @@ def _release(device: str) -> None:
 def _within(
     config: Config, problem: Problem, micro: int | None, allowed: int, device: str
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
-    method = make_method(config, problem, micro, allowed, device)
+    method = Method(config, problem, micro, allowed, device)
     if config["mode"] in SWAPS:
         peak, timed = _swapping(config, method, allowed)
     else:
@@ -110,7 +111,7 @@ def _within(
             for _ in range(STEPS):
                 method.step()
         peak = held.peak_reserved_bytes
-        timed = _timed(config, device, method.step, _undivided(config, config["fits"], device).step)
+        timed = _timed(config, method, _undivided(config, config["fits"], device).step)
     host_bytes = method.block.statistics.host_bytes if method.block else method.host_bytes
     errors = _errors(config, problem, micro, allowed, device)
     return {"micro": micro, "peak_bytes": peak, "host_bytes": host_bytes} | errors, timed
@@ -130,7 +131,7 @@ def _swapping(config: Config, method: Method, allowed: int) -> tuple[int, dict[s
             with _unseen():
                 reference.step()
 
-        timed = _timed(config, method.device, method.step, unseen)
+        timed = _timed(config, method, unseen)
         return method.block.statistics.peak_bytes, timed
 
 
@@ -141,12 +142,10 @@ def _unseen() -> Iterator[None]:
         yield
 
 
-def _timed(
-    config: Config, device: str, step: Callable[[], None], reference: Callable[[], None]
-) -> dict[str, Timing]:
+def _timed(config: Config, method: Method, reference: Callable[[], None]) -> dict[str, Timing]:
     reference()  # its optimizer makes its state
-    steps, turns = {"step": step, "reference": reference}, config["repeats"]
-    return time_interleaved(steps, warmup=config["warmup"], repeats=turns, device=device)
+    steps, turns = {"step": method.step, "reference": reference}, config["repeats"]
+    return time_interleaved(steps, warmup=config["warmup"], repeats=turns, device=method.device)
 
 
 def _errors(
@@ -162,7 +161,7 @@ def _errors(
         whole.passes()
     expected = _taken(whole.model)
     del whole
-    method = make_method(config, problem, micro, allowed, device)
+    method = Method(config, problem, micro, allowed, device)
     with method.within():
         for _ in range(rounds):
             method.passes()
@@ -223,19 +222,15 @@ def predict_limit(config: Config, seed: int, data: ImageData | None, device: str
             return predict(workload, mode, batch, allowed, speed, **options)
 
         image_s = predicted(UNDIVIDED, fits).seconds / fits
-        for mode in config["modes"]:
-            for multiple in config["multiples"]:
-                cost = predicted(mode, multiple * fits)
-                base_s = predicted(UNDIVIDED, multiple * fits).seconds
-                cell = {"mode": mode, "multiple": multiple, "fits": cost.fits, "slowdown": None}
-                if cost.fits:
-                    scale = base_s / cost.batch / image_s  # of an image, not of a mini-batch
-                    cell |= {
-                        "slowdown": cost.slowdown and scale * cost.slowdown,
-                        "bound": cost.bound and scale * cost.bound,
-                        "peak_bytes": cost.peak_bytes,
-                    }
-                cells.append(cell)
+        for mode, multiple in itertools.product(config["modes"], config["multiples"]):
+            cost, undivided = (predicted(name, multiple * fits) for name in (mode, UNDIVIDED))
+            cell = {"mode": mode, "multiple": multiple, "fits": cost.fits, "slowdown": None}
+            if cost.fits:
+                scale = undivided.seconds / cost.batch / image_s  # of an image, not of a mini-batch
+                cell["slowdown"] = cost.slowdown and scale * cost.slowdown
+                cell["bound"] = cost.bound and scale * cost.bound
+                cell["peak_bytes"] = cost.peak_bytes
+            cells.append(cell)
         took = time.perf_counter() - begun
     metrics = {"limit_bytes": allowed, "cells": cells}
     return Outcome(metrics, {"advice": Timing((took,), 0)}, allowed)

@@ -5,14 +5,12 @@ Methods do not know each other: they are combined here, as a user would.
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -38,52 +36,51 @@ class Refused(Exception):
     """A method that is not for this device; the text says why."""
 
 
-@dataclass
 class Method:
     """One method on one network: a model of its own, its passes and its step.
 
-    `micro` is None for methods that take the mini-batch whole; the limit is in bytes.
+    Args:
+        config: Names the method and the network.
+        problem: The mini-batch.
+        micro: Most samples of a micro-batch, None for methods that take the mini-batch whole.
+        limit: In bytes.
+        device: Where it computes.
     """
 
-    mode: str
-    problem: Problem
-    model: nn.Module
-    device: str
-    micro: int | None
-    limit: int
-    block: OutOfCore | None = None
-    host_bytes: int = 0
-    _passes: Callable[[], object] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, config: Config, problem: Problem, micro: int | None, limit: int, device: str
+    ) -> None:
+        self.mode, self.problem, self.device = config["mode"], problem, device
+        self.size, self.limit = micro or len(problem.inputs), limit
+        self.block: OutOfCore | None = None
+        self.host_bytes = 0
+        self.model = build_model(config, device)
+        if self.mode in RECOMPUTES:
+            recompute(self.model)
+        if self.mode in TUNES:
+            some = problem.inputs[: self.size].to(device)
+            torch.manual_seed(0)
+            tune(self.model, some, WORKSPACE, config["policy"], strict=False, cache=None)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE, momentum=MOMENTUM)
-        loss = self.problem.loss
         if self.mode in STREAMS:
             rule = "deferred" if self.mode == "mbs_deferred" else "micro"
             # The loss is torch's own, and a check's cost is not to be timed.
-            streamer = MicroBatchStreamer(
-                self.model, loss, self.micro or 1, device=self.device, batchnorm=rule, check="off"
+            self._streamer = MicroBatchStreamer(
+                self.model, problem.loss, self.size, device=device, batchnorm=rule, check="off"
             )
-            self._passes = partial(streamer.backward, self.problem.inputs, self.problem.targets)
-        elif self.mode == ACCUMULATES:
-            self._passes = self._accumulate
-        else:
-            self._passes = self._whole
 
-    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.problem.loss(self.model(inputs.to(self.device)), targets.to(self.device))
-
-    def _whole(self) -> None:
-        with self._saving():
-            loss = self._loss(self.problem.inputs, self.problem.targets)
-        loss.backward()
-
-    def _accumulate(self) -> None:
-        inputs, targets = self.problem.inputs, self.problem.targets
-        size = self.micro or len(inputs)
-        for some, wanted in zip(inputs.split(size), targets.split(size), strict=True):
-            loss = self._loss(some, wanted)
-            (loss * (len(some) / len(inputs))).backward()
+    def passes(self) -> None:
+        """Leave the gradients of the mini-batch in the parameters."""
+        self.optimizer.zero_grad(set_to_none=True)
+        inputs, targets, device = self.problem.inputs, self.problem.targets, self.device
+        if self.mode in STREAMS:
+            self._streamer.backward(inputs, targets)
+            return
+        for some, wanted in zip(inputs.split(self.size), targets.split(self.size), strict=True):
+            with self._saving():
+                loss = self.problem.loss(self.model(some.to(device)), wanted.to(device))
+            share = len(some) / len(inputs)
+            (loss if share == 1 else loss * share).backward()
 
     def _saving(self) -> Any:
         if self.mode != "save_on_cpu":
@@ -99,11 +96,6 @@ class Method:
             copied = tensor.detach().clone()
         self.host_bytes += copied.nbytes
         return copied
-
-    def passes(self) -> None:
-        """Leave the gradients of the mini-batch in the parameters."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self._passes()
 
     def step(self) -> None:
         """Train one step."""
@@ -123,14 +115,12 @@ class Method:
         if self.mode not in SWAPS:
             yield
             return
-        queued = accelerator.is_accelerator(self.device)
-        with ExitStack() as stack:
-            folder = None
-            if self.mode == "outofcore_file":
-                if queued:
-                    raise Refused("a file takes what a CPU swaps; an accelerator swaps to the host")
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-            block = OutOfCore(
+        queued, to_file = accelerator.is_accelerator(self.device), self.mode == "outofcore_file"
+        if queued and to_file:
+            raise Refused("a file takes what a CPU swaps; an accelerator swaps to the host")
+        with (
+            tempfile.TemporaryDirectory() if to_file else nullcontext() as folder,
+            OutOfCore(
                 int(OUT_OF_CORE_SHARE * self.limit) if queued else self.limit,
                 device=self.device,
                 swap_folder=folder,
@@ -138,24 +128,9 @@ class Method:
                 exclude=(self.problem.inputs, self.problem.targets),
                 model=self.model,
                 optimizer=self.optimizer,
-            )
-            self.block = stack.enter_context(block)
+            ) as self.block,
+        ):
             yield
-
-
-def make_method(
-    config: Config, problem: Problem, micro: int | None, limit: int, device: str
-) -> Method:
-    """Return a method by its name, its convolutions tuned where it says so."""
-    mode = config["mode"]
-    model = build_model(config, device)
-    if mode in RECOMPUTES:
-        recompute(model)
-    if mode in TUNES:
-        some = problem.inputs[: micro or len(problem.inputs)]
-        torch.manual_seed(0)
-        tune(model, some.to(device), WORKSPACE, config["policy"], strict=False, cache=None)
-    return Method(mode, problem, model, device, micro, limit)
 
 
 def micro_batches(mode: str, fits: int, batch: int) -> Sequence[int | None]:

@@ -3,12 +3,17 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from repro import models
 from repro.models.densenet import DenseNet
@@ -62,36 +67,24 @@ class Transformer(nn.Module):
         return logits
 
 
-class Recomputed(nn.Module):
-    """A part of a network that keeps its input alone, and computes again in the backward pass."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the part, and keep only its input for the backward pass."""
-        # No part draws random numbers, whose state need not be kept.
-        output: Tensor = checkpoint(self.part, x, use_reentrant=False, preserve_rng_state=False)
-        return output
-
-
 def recompute(model: nn.Module) -> None:
-    """Make a network's blocks `Recomputed`, in place; parameters keep their order."""
+    """Have a network's blocks computed again in the backward pass; parameters keep their order."""
     if isinstance(model, DenseNet):
         # One layer of it makes little and reads all: as many in a row as there are such rows.
         layers = list(model.features)
         each = math.ceil(math.sqrt(len(layers)))
         rows = (layers[i : i + each] for i in range(0, len(layers), each))
-        model.features = nn.Sequential(*(Recomputed(nn.Sequential(*row)) for row in rows))
-        return
-    blocks = set()
-    if isinstance(model, UNet):
+        model.features = nn.Sequential(*(nn.Sequential(*row) for row in rows))
+        blocks = {*model.features}
+    elif isinstance(model, UNet):
         blocks = {*model.contract, *model.expand, model.bottom}
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in blocks or type(child).__name__ in _BLOCKS:
-                setattr(parent, name, Recomputed(child))
+    else:
+        blocks = {block for block in model.modules() if type(block).__name__ in _BLOCKS}
+    # No block draws random numbers, whose state need not be kept.
+    wrap = partial(
+        checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT, preserve_rng_state=False
+    )
+    apply_activation_checkpointing(model, wrap, check_fn=blocks.__contains__)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from repro.adaptive import (
     noise_scale,
     set_lr,
 )
-from repro.datasets import ImageData, TensorLoader, channel_statistics
+from repro.datasets import ImageData, Split, TensorLoader, channel_statistics
 from repro.dualbatch import (
     CyclicProgressiveSchedule,
     DualBatchPlan,
@@ -59,20 +59,16 @@ class Images:
 
     def __init__(self, config: Config, data: ImageData, device: str) -> None:
         count, held = config["train_samples"], config["held_out"]
-        some = data.train.evenly(count + held)
-        test = data.test.evenly(min(config["test_samples"], len(data.test)))
-        assert some.labels is not None and test.labels is not None
         # Sets on disk are ordered by class; the same are held out of every training.
         order = torch.randperm(count + held, generator=torch.Generator().manual_seed(0))
-        images, labels = _three_channels(some.images)[order], some.labels[order]
-        self.train = images[held:].to(device), labels[held:].to(device)
-        self.held_out = images[:held].to(device), labels[:held].to(device)
-        self.test = _three_channels(test.images).to(device), test.labels.to(device)
+        some = data.train.evenly(count + held).chosen(order)
+        test = data.test.evenly(min(config["test_samples"], len(data.test)))
+        (images, labels), self.test = (_coloured(split, device) for split in (some, test))
+        self.train, self.held_out = (images[held:], labels[held:]), (images[:held], labels[:held])
         mean, std = channel_statistics(self.train[0])
         self._statistics: dict[str, Any] = {"mean": mean, "std": std}
-        self.side = int(self.train[0].shape[-1])
-        augment = {"padding": config["padding"], "flip": config["flip"]}
-        self._options: dict[str, Any] = self._statistics | augment
+        self.side = int(images.shape[-1])
+        self._options = self._statistics | {n: config[n] for n in ("padding", "flip")}
 
     def loader(self, batch: int, seed: int) -> TensorLoader:
         """Return the augmented training images."""
@@ -98,18 +94,18 @@ class Images:
         return accuracies
 
 
-def _three_channels(images: Tensor) -> Tensor:
-    return images.expand(-1, 3, -1, -1).contiguous() if images.shape[1] == 1 else images
+def _coloured(split: Split, device: str) -> tuple[Tensor, Tensor]:
+    images, labels = split.images, split.labels
+    assert labels is not None
+    images = images.expand(-1, 3, -1, -1).contiguous() if images.shape[1] == 1 else images
+    return images.to(device), labels.to(device)
 
 
 class Work:
     """The progress of a training: updates, and images and passes by resolution.
 
-    Attributes:
-        updates: Of the model.
-        parallel: Time on a machine of several devices, in images of the own side.
-        by_side: Images and passes.
-        history: Results at the end of each epoch, by name.
+    `parallel` is time on a machine of several devices, in images of the own side; `history` has
+    results at the end of each epoch, by name.
     """
 
     def __init__(self, config: Config, side: int) -> None:
