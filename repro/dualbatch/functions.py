@@ -98,6 +98,8 @@ class Seen:
             self.parts[path] = str(getattr(value, "__qualname__", type(value).__qualname__))
             for part, inner in self._inside(value):
                 self._walk(path + part, inner)
+            if hasattr(value, "__wrapped__"):  # as by functools.cache
+                self._walk(f"{path}.wrapped", value.__wrapped__)
             if code := _code_of(value):
                 self.parts[f"{path}.code"] = f"{_PYTHON} {_digest(code.encode())}"
 
@@ -126,7 +128,9 @@ class Seen:
             if self._tensors:
                 yield from ((f".{name}", p) for name, p in value.named_parameters())
                 yield from ((f".{name}", b) for name, b in value.named_buffers())
-        elif not isinstance(value, type) and not _installed(type(value)):
+        elif isinstance(value, types.SimpleNamespace) or not (
+            isinstance(value, type) or _installed(type(value))
+        ):
             wanted = object if self._objects else _GENERATORS
             held = sorted(getattr(value, "__dict__", {}).items())
             yield from ((f".{k}", v) for k, v in held if isinstance(v, wanted))

@@ -11,6 +11,7 @@ import secrets
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 
 @contextlib.contextmanager
@@ -43,8 +44,11 @@ def _read_environment() -> None:
 
 def start(ray: Any, **options: Any) -> None:
     """Start a cluster on this machine, and warn of ports that listen on other interfaces."""
+    from ray._private import ray_constants
+
     before = open_ports()
-    with _on_loopback():
+    # Ray takes 127.0.0.1 where it has no clusters; `ray.init` would replace it as an argument.
+    with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False, create=True):
         ray.init(address="local", include_dashboard=False, **options)
     if exposed := sorted(open_ports() - before):
         warnings.warn(
@@ -54,23 +58,6 @@ def start(ray: Any, **options: Any) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-@contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Make Ray use 127.0.0.1 as its address, as on systems on which Ray has no clusters.
-
-    `ray.init` would replace 127.0.0.1 if it were given as an argument.
-    """
-    from ray._private import ray_constants
-
-    name = "ENABLE_RAY_CLUSTER"
-    before = getattr(ray_constants, name, None)
-    setattr(ray_constants, name, False)
-    try:
-        yield
-    finally:
-        setattr(ray_constants, name, before)
 
 
 def open_ports() -> set[str]:

@@ -6,6 +6,7 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,11 @@ class DualBatchResult:
         state: The server's weights and buffers; `model.load_state_dict` takes them.
         history: One entry for each epoch's worth of commits.
         log: Every commit, in order.
-        engine: ``local`` or ``ray``.
     """
 
     state: dict[str, Tensor]
     history: list[EpochResult]
     log: list[Commit]
-    engine: str
 
 
 def train_dual_batch(
@@ -138,12 +137,10 @@ def train_dual_batch(
                 f"make {plan.n * len(schedule)}; give the whole log of a run"
             )
 
-    def make_server(state: Mapping[str, Tensor]) -> ParameterServer:
-        return ParameterServer(state, plan.n, sync, staleness, merge)
-
+    server = partial(ParameterServer, workers=plan.n, sync=sync, staleness=staleness, merge=merge)
     path = Path(checkpoint) if checkpoint is not None else None
     training = Recipe(model_fn, data, **recipe)
-    job = Job(training, plan, schedule, make_server, evaluate, on_epoch, path)
+    job = Job(training, plan, schedule, server, evaluate, on_epoch, path)
     carried: Engine
     if engine == "ray":
         from repro.dualbatch.cluster import RayEngine
@@ -152,7 +149,7 @@ def train_dual_batch(
     else:
         carried = LocalEngine(job, time_models or {}, jitter, slowdowns, follow)
     carried.run()
-    return DualBatchResult(carried.server.state, carried.history, carried.server.log, engine)
+    return DualBatchResult(carried.server.state, carried.history, carried.server.log)
 
 
 def _check_plans(plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:

@@ -145,11 +145,11 @@ class TrainingData:
 def compute_of(config: Config) -> dict[str, Any]:
     """How workers compute, as `train_dual_batch` takes it: types, layout, captured steps, state."""
     low, last = low_precision(config), config["channels_last"]
-    options = {"optimizer_state": config.get("optimizer_state", "restarted")}
+    state = config.get("optimizer_state", "restarted")
+    options = {"optimizer_state": state, "channels_last": last}
     if not config.get("captured"):
-        return options | {"autocast": low, "channels_last": last}
-    passes = partial(CapturedPasses, autocast=low, channels_last=last)
-    return options | {"passes_fn": passes, "channels_last": last}
+        return options | {"autocast": low}
+    return options | {"passes_fn": partial(CapturedPasses, autocast=low, channels_last=last)}
 
 
 def clock_of(config: Config) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -144,16 +145,12 @@ def fitted(
     steps = {
         f"step of {n}": _pass(config, resolution, n, STEPS_IN_A_ROW * n, device) for n in sizes
     }
-    most = 4 * repeats
-    while True:
-        timed = time_interleaved(steps | others, warmup=1, repeats=repeats, device=device)
+    for turns in (repeats, 2 * repeats, 4 * repeats):
+        timed = time_interleaved(steps | others, warmup=1, repeats=turns, device=device)
         seconds = [timed[name].median_s / STEPS_IN_A_ROW for name in steps]
-        try:
+        with suppress(ValueError):
             return TimeModel.fit(sizes, seconds), timed
-        except ValueError:
-            if repeats >= most:
-                raise
-            repeats = min(most, 2 * repeats)
+    return TimeModel.fit(sizes, seconds), timed
 
 
 def _predicted(
@@ -176,14 +173,13 @@ def _pass(
     """A pass over so many samples, with the last batch as short as it is."""
     model = build_model(config, config["classes"]).to(device).train()
     full, rest = divmod(samples, batch)
-    step = step_of(config, model, resolution, batch, device) if full else None
-    last = step_of(config, model, resolution, rest, device) if rest else None
+    steps = [step_of(config, model, resolution, batch, device)] * full if full else []
+    if rest:
+        steps.append(step_of(config, model, resolution, rest, device))
 
     def run() -> None:
-        for _ in range(full):
-            step()  # type: ignore[misc]
-        if last is not None:
-            last()
+        for step in steps:
+            step()
 
     return run
 

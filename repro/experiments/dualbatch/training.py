@@ -10,6 +10,7 @@ import torch
 
 from repro.datasets import ImageData, TensorLoader, dense
 from repro.dualbatch import DualBatchPlan, DualBatchResult, train_dual_batch
+from repro.dualbatch.checks import ClusterError
 from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
 from repro.experiments.dualbatch import building, minima
 from repro.experiments.dualbatch.building import Config, TrainingData, build_model, plan_of
@@ -72,9 +73,7 @@ def _trained(
         options["address"] = os.environ.get(RAY_ADDRESS) or None
     try:
         return run(evaluate=images.evaluation(config, device), **options), images, run
-    except RuntimeError as error:
-        if type(error).__name__ != "ClusterError":  # whose module needs Ray
-            raise
+    except ClusterError as error:
         raise cluster_error(error) from error
 
 
