@@ -38,7 +38,7 @@ def meet(residency: Residency, holder: object) -> None:
 def classify(residency: Residency, optimizer: torch.optim.Optimizer) -> None:
     """Set the kinds of an optimizer's known variables."""
     for kind, value in _of_optimizer(optimizer):
-        if (variable := variable_of(residency, value)) is not None:
+        if (variable := residency.look_up(value)) is not None:
             variable.kind = kind
 
 
@@ -56,12 +56,6 @@ def _tensors(named: Mapping[str, Iterable[object]]) -> list[tuple[str, torch.Ten
         for value in values
         if isinstance(value, torch.Tensor)
     ]
-
-
-def variable_of(residency: Residency, tensor: torch.Tensor) -> Variable | None:
-    """Return a tensor's variable if it is known already, else None."""
-    with torch._C.DisableTorchFunction():
-        return residency.look_up(tensor)
 
 
 # ---- operands
