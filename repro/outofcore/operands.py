@@ -1,6 +1,6 @@
 """The variables that an operation is given, makes or resizes, and their kinds."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -62,10 +62,10 @@ def _tensors(named: Mapping[str, Iterable[object]]) -> list[tuple[str, torch.Ten
 
 
 class Operands:
-    """Finds the variables of operations, and counts new ones; `hold` locks a tensor for good."""
+    """Finds the variables of operations, and counts new ones."""
 
-    def __init__(self, residency: Residency, hold: Callable[[torch.Tensor], None]) -> None:
-        self._residency, self._hold = residency, hold
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
 
     def made(self, result: Any, inputs: list[Variable]) -> list[Variable]:
         """Return the variables that an operation has made."""
@@ -125,7 +125,7 @@ class Operands:
     def _hold_components(self, tensor: torch.Tensor) -> None:
         """Lock the parts of a sparse or nested tensor for good: C++ code holds them."""
         for part in components(tensor):
-            self._hold(part)
+            self._residency.bring(part, lock=True)
 
     def resized(
         self,

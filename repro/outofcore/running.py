@@ -100,8 +100,7 @@ class Running:
         self._residency, self._lock = residency, residency.lock
         self._computes = device.type != "meta"  # tensors on meta take no room
         self._sums = Sums(device if self._computes else torch.device("cpu"))
-        self.operands = Operands(residency, partial(residency.bring, lock=True))
-        self.collectives = Collectives()
+        self.operands, self.collectives = Operands(residency), Collectives()
 
     def follow(self, operation: OpOverload, args: Arguments, kwargs: dict[str, Any]) -> Any:
         """Run an operation on the fast path, if it is exactly the plan's next step."""
