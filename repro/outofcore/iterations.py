@@ -214,9 +214,8 @@ class Iterations:
     The first iteration is recorded. The second often runs other functions, since an optimizer makes
     its state in the first; it also shows the ends of variables that an iteration leaves behind. So
     it is recorded again and planned. The third shows whether it repeats. Then nothing is recorded
-    until an operation deviates from the plan.
-
-    Without a planner they are only recorded; `reserve` gets a plan's bytes on the host.
+    until an operation deviates from the plan. Without a planner they are only recorded; `reserve`
+    gets a plan's bytes on the host.
     """
 
     def __init__(

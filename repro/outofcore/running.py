@@ -304,12 +304,7 @@ class Running:
                 variable.used = residency.clock
 
     def run_beside(self, operation: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-        """Run an operation outside all plans: of another thread, or of higher order.
-
-        Raises:
-            NotImplementedError: It is of higher order, such as torch.cond, and must be compiled.
-            RuntimeError: The lock could not be acquired in time.
-        """
+        """Run an operation outside all plans: of another thread, or of higher order."""
         known = signature(operation) if isinstance(operation, OpOverload) else None
         if known is None and in_compiled():
             raise NotImplementedError(
