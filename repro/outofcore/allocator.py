@@ -241,21 +241,15 @@ class ChunkedAllocator(_Allocator):
     Otherwise chunks are collected: first unmapped chunks, then those of freed ranges, in the order
     of freeing, each range unmapped whole; if these are not enough, new chunks are made.
 
-    Requests up to `small_bytes` share chunks by best fit: a network has hundreds of small tensors,
-    and a chunk of 40 MiB for each would exceed a GPU's memory. A chunk is shared while one piece of
-    it is in use, and counts as wholly allocated. `native` does the same.
-
-    Differs from the paper: requests may share chunks; by default, as in the paper, none does. The
-    authors' code (nnabla) may grow a freed range in place; here a new range is mapped.
+    Differs from the paper: requests up to `small_bytes` share chunks by best fit; by default none
+    does. A network has hundreds of small tensors, and a chunk of 40 MiB for each would exceed a
+    GPU's memory. A chunk is shared while one piece of it is in use, and counts as wholly allocated.
+    The authors' code (nnabla) may grow a freed range in place; here a new range is mapped.
 
     Args:
         chunk_bytes: m_c; the paper's is `PAPER_CHUNK_BYTES`.
         capacity_bytes: Bytes that the device has for chunks; None for no limit.
         small_bytes: Requests up to this size share chunks; 0 for none.
-
-    Attributes:
-        maps: Chunks mapped into a range; `unmaps` from one; `map_operations` is the sum.
-        ranges_reused: Requests that took a freed range unchanged.
     """
 
     def __init__(
@@ -267,6 +261,7 @@ class ChunkedAllocator(_Allocator):
         super().__init__(capacity_bytes)
         _check_size("chunk_bytes", chunk_bytes)
         self.chunk_bytes, self.small_bytes = chunk_bytes, small_bytes
+        # Chunks mapped and unmapped (`map_operations` is the sum), and ranges taken unchanged.
         self.maps = self.unmaps = self.chunks_created = self.ranges_reused = 0
         # Freed ranges by number, the oldest first, their numbers by size, and unmapped chunks.
         self._freed: dict[int, tuple[int, ...]] = {}

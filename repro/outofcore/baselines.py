@@ -95,10 +95,8 @@ def tune_fixed_distance(
 ) -> SwapPlan:
     """Return the plan for the distances with the least simulated time.
 
-    Thresholds are powers of two up to 512, distances ahead up to 128.
-
-    Raises:
-        DoesNotFit: No pair fits the budget.
+    Thresholds are powers of two up to 512, distances ahead up to 128. If no pair fits, it raises
+    DoesNotFit.
     """
     times = np.asarray(compute_times, dtype=np.float64)
     plans = _that_fit(trace, budget_bytes)

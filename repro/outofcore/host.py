@@ -152,21 +152,21 @@ class HostStore:
 
     def read(self, place: Place, address: int) -> None:
         """Copy a place to host memory at an address."""
-        self._copy(place, address, os.preadv)
+        self._copy(place, address, out=False)
 
     def write(self, place: Place, address: int) -> None:
         """Copy host memory at an address to a place."""
-        self._copy(place, address, os.pwritev)
+        self._copy(place, address, out=True)
 
-    def _copy(self, place: Place, address: int, call: Callable[[int, list[Any], int], int]) -> None:
+    def _copy(self, place: Place, address: int, out: bool) -> None:
         for slab, offset, nbytes in place:
             if self.file is None:
                 there = self._bases[slab] + offset
-                pair = (address, there) if call is os.preadv else (there, address)
-                ctypes.memmove(*pair, nbytes)
+                ctypes.memmove(*((there, address) if out else (address, there)), nbytes)
                 address += nbytes
                 continue
             # File calls, not a memory map: a full disk then raises an error, not a signal.
+            call: Callable[[int, list[Any], int], int] = os.pwritev if out else os.preadv
             start, end = self._offsets[slab] + offset, address + nbytes
             while address < end:
                 buffer = (ctypes.c_char * (end - address)).from_address(address)

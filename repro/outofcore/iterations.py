@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 
 from repro.outofcore.operations import say_once
 from repro.outofcore.plan import SwapPlan
+from repro.outofcore.planning import Planner
 from repro.outofcore.recording import (
     Entry,
     Recording,
@@ -213,21 +214,17 @@ class Iterations:
     The first iteration is recorded. The second often runs other functions, since an optimizer makes
     its state in the first; it also shows the ends of variables that an iteration leaves behind. So
     it is recorded again and planned. The third shows whether it repeats. Then nothing is recorded
-    until an operation deviates from the plan.
-
-    Args:
-        make_plan: Plans a recorded iteration; None only records.
-        better: Given a plan that was followed to its end, and its iteration, returns a better plan
-            or None.
+    until an operation deviates from the plan. Without a planner they are only recorded; `reserve`
+    gets a plan's bytes on the host.
     """
 
     def __init__(
         self,
-        make_plan: Callable[[Recording], SwapPlan] | None,
-        better: Callable[[SwapPlan, Recording], SwapPlan | None] | None,
+        planner: Planner | None,
         statistics: Statistics,
+        reserve: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
-        self.make_plan, self._better, self._statistics = make_plan, better, statistics
+        self.planner, self._reserve, self._statistics = planner, reserve, statistics
         self.origin = 0  # the clock at the start of the iteration
         self.log: list[Entry] | None = []  # its operations, None if they are not recorded
         self.recorded: Recording | None = None  # the last recorded iteration
@@ -306,15 +303,20 @@ class Iterations:
         # deviate, a plan is made after the 2nd, 4th, 8th and so on.
         few = 2 if self._proved or self.recorded is None else 1
         patient = self._strays < few or self._strays & (self._strays - 1)
-        if self.make_plan and not known and (done or not patient):
-            self.plan = self.make_plan(recorded)
+        if self.planner and not known and (done or not patient):
+            for variable in self.follower.bound if self.follower else ():
+                if variable is not None:
+                    variable.bound = -1
+            self.plan = self.planner.plan(recorded)
+            self._reserve(self.plan.host_bytes)
             self.follower = Follower(recorded, self.plan)
             self._refined = self._refined + 1 if done else 0
             self._settled = self._proved = False
             self._statistics.plans += 1
-        elif known and not self._settled and self._better and plan is not None:
-            better = self._better(plan, recorded)
+        elif known and not self._settled and self.planner and plan is not None:
+            better = self.planner.better(plan, recorded)
             if better is not None and self.follower is not None:
+                self._reserve(better.host_bytes)
                 self.follower.replan(better)
                 self.plan = better
                 self._statistics.tuned += 1

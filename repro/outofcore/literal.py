@@ -24,14 +24,7 @@ _DEFAULT_SHARE = 1.5  # of the budget: the authors' default
 def plan_literally(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:
     """Schedule the swaps of an iteration as in section 3.
 
-    Args:
-        trace: The iteration.
-        budget_bytes: Device memory that may be taken at any time, including running transfers.
-        window_bytes: The schedule-window; None for 1.5 times the budget.
-
-    Raises:
-        BudgetTooSmall: One function alone needs more than the budget.
-        ValueError: The window is negative.
+    Arguments and errors are those of `plan_swaps`.
     """
     check_budget(trace, budget_bytes)
     if window_bytes is None:

@@ -1,6 +1,6 @@
 """The variables that an operation is given, makes or resizes, and their kinds."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def meet(residency: Residency, holder: object) -> None:
 def classify(residency: Residency, optimizer: torch.optim.Optimizer) -> None:
     """Set the kinds of an optimizer's known variables."""
     for kind, value in _of_optimizer(optimizer):
-        if (variable := variable_of(residency, value)) is not None:
+        if (variable := residency.look_up(value)) is not None:
             variable.kind = kind
 
 
@@ -58,20 +58,14 @@ def _tensors(named: Mapping[str, Iterable[object]]) -> list[tuple[str, torch.Ten
     ]
 
 
-def variable_of(residency: Residency, tensor: torch.Tensor) -> Variable | None:
-    """Return a tensor's variable if it is known already, else None."""
-    with torch._C.DisableTorchFunction():
-        return residency.look_up(tensor)
-
-
 # ---- operands
 
 
 class Operands:
-    """Finds the variables of operations, and counts new ones; `hold` locks a tensor for good."""
+    """Finds the variables of operations, and counts new ones."""
 
-    def __init__(self, residency: Residency, hold: Callable[[torch.Tensor], None]) -> None:
-        self._residency, self._hold = residency, hold
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
 
     def made(self, result: Any, inputs: list[Variable]) -> list[Variable]:
         """Return the variables that an operation has made."""
@@ -131,7 +125,7 @@ class Operands:
     def _hold_components(self, tensor: torch.Tensor) -> None:
         """Lock the parts of a sparse or nested tensor for good: C++ code holds them."""
         for part in components(tensor):
-            self._hold(part)
+            self._residency.bring(part, lock=True)
 
     def resized(
         self,

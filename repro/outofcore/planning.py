@@ -78,13 +78,7 @@ class Planner:
         )
 
     def plan(self, recorded: Recording) -> SwapPlan:
-        """Return a plan of an iteration quickly.
-
-        Raises:
-            BudgetTooSmall: One function alone needs more than the budget.
-            DoesNotFit: "lms" or "vdnn", which ignore the budget, exceed it.
-            PlanError: A function's plan breaks a rule, or is of another trace or a larger budget.
-        """
+        """Return a plan of an iteration quickly; errors are those of `OutOfCore`."""
         trace, budget, rates = recorded.trace, self.budget_bytes, self._rates()
         if callable(self.schedule):
             return self._checked(self.schedule(trace, budget, recorded.times, rates), trace)

@@ -193,21 +193,13 @@ class Recording:
 # in place: a + b = b + a to the last bit. The other operand may be a slice of a larger tensor.
 
 
-class _Holders(NamedTuple):
-    """Counts of references to a tensor in C++ and in Python, and to its storage."""
-
-    tensor: int
-    wrapper: int
-    storage: int
+_Holders = tuple[int, int, int]
 
 
 def _holders(args: tuple[Any, ...], position: int) -> _Holders:
-    storage = args[position].untyped_storage()
-    return _Holders(
-        args[position]._use_count(),
-        sys.getrefcount(args[position]),
-        torch._C._storage_Use_Count(storage._cdata),
-    )
+    """Return counts of references to a tensor in C++ and in Python, and to its storage."""
+    held = torch._C._storage_Use_Count(args[position].untyped_storage()._cdata)
+    return args[position]._use_count(), sys.getrefcount(args[position]), held
 
 
 def _in_the_engine() -> bool:

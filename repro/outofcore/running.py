@@ -100,8 +100,7 @@ class Running:
         self._residency, self._lock = residency, residency.lock
         self._computes = device.type != "meta"  # tensors on meta take no room
         self._sums = Sums(device if self._computes else torch.device("cpu"))
-        self.operands = Operands(residency, partial(residency.bring, lock=True))
-        self.collectives = Collectives()
+        self.operands, self.collectives = Operands(residency), Collectives()
 
     def follow(self, operation: OpOverload, args: Arguments, kwargs: dict[str, Any]) -> Any:
         """Run an operation on the fast path, if it is exactly the plan's next step."""
@@ -305,12 +304,7 @@ class Running:
                 variable.used = residency.clock
 
     def run_beside(self, operation: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-        """Run an operation outside all plans: of another thread, or of higher order.
-
-        Raises:
-            NotImplementedError: It is of higher order, such as torch.cond, and must be compiled.
-            RuntimeError: The lock could not be acquired in time.
-        """
+        """Run an operation outside all plans: of another thread, or of higher order."""
         known = signature(operation) if isinstance(operation, OpOverload) else None
         if known is None and in_compiled():
             raise NotImplementedError(

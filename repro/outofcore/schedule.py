@@ -92,7 +92,7 @@ def fastest(
     bandwidth: float | tuple[float, float],
     latency_s: float,
 ) -> SwapPlan | None:
-    """Return the plan with the least simulated time; among equals with the fewest bytes.
+    """Return the plan with the least simulated time, among equals with the fewest bytes.
 
     None without plans. A plan without a transfer cannot be beaten and ends the search.
     """

@@ -27,16 +27,10 @@ from repro.outofcore.host import (
     give_back_freed_memory,
 )
 from repro.outofcore.iterations import Iterations, Statistics
-from repro.outofcore.operands import (
-    classify,
-    meet,
-    parameters_of,
-    variable_of,
-)
+from repro.outofcore.operands import classify, meet, parameters_of
 from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
-from repro.outofcore.recording import Recording
 from repro.outofcore.residency import Residency
 from repro.outofcore.running import Running
 from repro.outofcore.sequence import Trace
@@ -149,7 +143,7 @@ class OutOfCore:
         optimizers = torch.optim.Optimizer, optimizer, "optimizer", "torch optimizers"
         self._optimizers = _all_of(*optimizers)
         self._statistics = Statistics()
-        self._iterations = Iterations(None, None, self._statistics)
+        self._iterations = Iterations(None, self._statistics)
         self._stack: ExitStack | None = None
 
     @property
@@ -197,9 +191,8 @@ class OutOfCore:
         residency = Residency(self.budget_bytes, self.device, store, mover, excluded)
         self._residency, self._lock = residency, residency.lock
         self._statistics = Statistics()
-        window, budget = self.window_bytes, self.budget_bytes
-        self._planner = Planner(self.schedule, window, budget, mover.bandwidth)
-        self._iterations = Iterations(self._make_plan, self._better, self._statistics)
+        planner = Planner(self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth)
+        self._iterations = Iterations(planner, self._statistics, store.reserve)
         self._leader: object = None  # the optimizer that ends iterations by its steps
         self._failed: BudgetTooSmall | None = None  # the last error, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
@@ -326,10 +319,10 @@ class OutOfCore:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         with self._guard:
-            with self._lock:
+            with self._lock, torch._C.DisableTorchFunction():
                 parameters = parameters_of(optimizer)
                 ours = self._mine() and any(p.device == self.device for p in parameters)
-                if not ours and not any(variable_of(self._residency, p) for p in parameters):
+                if not ours and not any(map(self._residency.look_up, parameters)):
                     return  # none of its parameters is managed
                 if self._iterations.log is not None:
                     classify(self._residency, optimizer)
@@ -364,19 +357,6 @@ class OutOfCore:
                 "each whole once within the block, such as tensor.sum(), or clone its parts",
             )
 
-    def _make_plan(self, recorded: Recording) -> SwapPlan:
-        for variable in self._residency.variables():
-            variable.bound = -1
-        return self._reserved(self._planner.plan(recorded))
-
-    def _better(self, plan: SwapPlan, recorded: Recording) -> SwapPlan | None:
-        better = self._planner.better(plan, recorded)
-        return self._reserved(better) if better is not None else None
-
-    def _reserved(self, plan: SwapPlan) -> SwapPlan:
-        self._store.reserve(plan.host_bytes)
-        return plan
-
     # ---- operations
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -384,33 +364,22 @@ class OutOfCore:
         if guards.process != self._process:  # a forked process, such as a loader's worker
             with self._reading([*args, *kwargs.values()]):
                 return operation(*args, **kwargs)
-        if get_ident() != self._thread and torch._C._current_graph_task_id() < 0:
-            return self.run_beside(operation, args, kwargs)  # such as by torch.jit.fork
+        beside = get_ident() != self._thread and torch._C._current_graph_task_id() < 0
+        if beside and self._stack is None:
+            return operation(*args, **kwargs)
         guard = self._guard
-        guard.depth += 1
+        guard.depth += not beside
         try:
-            if not isinstance(operation, OpOverload):  # of higher order
-                return self._beside(operation, args, kwargs)
+            if beside or not isinstance(operation, OpOverload):
+                return self._beside(operation, args, kwargs)  # of torch.jit.fork; of higher order
             return self._follow(operation, args, kwargs)
         except BudgetTooSmall as error:
             self._failed = error
             raise
         finally:
-            guard.depth -= 1
-            if guard.pending is not None:
+            guard.depth -= not beside
+            if guard.pending is not None and not beside:
                 guard.deliver()
-
-    def run_beside(
-        self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run an operation of another thread."""
-        if guards.process != self._process or self._stack is None:
-            return operation(*args, **kwargs)
-        try:
-            return self._beside(operation, args, kwargs)
-        except BudgetTooSmall as error:
-            self._failed = error
-            raise
 
     # ---- addresses
 

@@ -62,7 +62,7 @@ def record(
     )
     try:
         with block:
-            block._iterations.make_plan = None  # it only records
+            block._iterations.planner = None  # it only records
             block._leader = block
             for _ in range(warmup + 1):
                 step()

@@ -11,7 +11,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from repro.experiments import load_paper
 from repro.experiments.outofcore import building, measuring, modelled, runs
 from repro.experiments.outofcore.fitting import (
     best_fit,
@@ -26,7 +25,6 @@ from repro.measure import MemoryMeter, accelerator, machine
 from repro.measure.accelerator import HostMemoryError
 from repro.outofcore import Function, Trace, plan_swaps, record
 
-PAPER = load_paper("outofcore")
 SMOKE = runs.MODELS["smoke"]
 SMALL = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [8, 8]}
 _TOY = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [12, 12]}

@@ -83,17 +83,6 @@ class TestBestFit:
         ):
             assert replay(BestFitAllocator(), [Event("a", nbytes)]).reserved_bytes == reserved
 
-    def test_the_smallest_block_that_fits_at_the_lowest_address(self):
-        allocator = MAKE["small best fit"]()
-        for name, units in zip("abcdef", (4, 2, 6, 2, 4, 2), strict=True):
-            allocator.malloc(name, 512 * units)
-        places = {name: address for name, (address, _) in blocks(allocator).items()}
-        for name in "ace":
-            allocator.free(name)
-        for name, nbytes, where in (("g", 2047, "a"), ("h", 2000, "e"), ("i", 1600, "c")):
-            allocator.malloc(name, nbytes)
-            assert blocks(allocator)[name][0] == places[where]
-
     def test_fragmentation_that_chunks_do_not_have(self):
         # 20 blocks of 20 MiB fill 400 MiB; every second is freed, and no two are neighbours.
         capacity = 400 * MIB

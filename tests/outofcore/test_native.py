@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
 from repro.outofcore import native
 from repro.outofcore.allocator import AllocatorError, ChunkedAllocator, OutOfMemory
@@ -19,7 +18,6 @@ from repro.outofcore.native import (
     ChunkedMemory,
     NativeOutOfMemory,
     build,
-    install,
 )
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -305,15 +303,6 @@ class TestErrors:
         memory.close()
         with pytest.raises(AllocatorError, match="closed"):
             memory.malloc(1)
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
-    def test_without_cuda(self):
-        with pytest.raises(AllocatorError, match="torch finds no CUDA device"):
-            install()
-        with pytest.raises(AllocatorError, match="chunk_bytes is 0"):
-            install(0)
-        with pytest.raises(RuntimeError, match=r"CUDA driver|cuInit|cuDeviceGet"):
-            ChunkedMemory("cuda")
 
 
 @pytest.fixture(scope="module")

@@ -112,17 +112,6 @@ class TestByHand:
         assert plan.after[0] == ((OUT, "a0"),) and plan.before[3] == ((RELEASE, "a0"),)
         assert [f for f in range(7) if (IN, "a0") in plan.before[f]] == [6]
 
-    def test_the_next_iteration_is_prefetched(self):
-        # w is needed first; the large middle pushes it out, and it is back before the end.
-        functions = (
-            Function("first", ("w",), ("a",)), Function("middle", ("a",), ("b",)),
-            Function("last", ("b",), ("c",)), Function("end", ("c",), ("d",)),
-        )  # fmt: skip
-        plan = plan_swaps(Trace(functions, {"w": 6, "a": 2, "b": 8, "c": 1, "d": 1}), 10, 10)
-        plan.verify()
-        assert "w" in plan.resident
-        assert (IN, "w") in (*plan.before[2], *plan.before[3])
-
     def test_what_is_copied_to_the_host(self):
         """What it has not, and not what is overwritten first; to the letter each time."""
         trace = chain(6, width=10, weight=4)

@@ -23,14 +23,6 @@ from repro.outofcore.allocator import ChunkedAllocator, replay
 from repro.outofcore.plan import requests
 
 
-def test_a_variable_of_a_function_counts_once():
-    function = Function("f", ("a", "b", "a"), ("b", "c", "c"))
-    assert (function.inputs, function.outputs) == (("a", "b"), ("b", "c"))
-    assert function.variables == ("a", "b", "c")
-    with pytest.raises(TraceError, match="inputs of f is the text 'abc'"):
-        Function("f", "abc")
-
-
 class TestTrace:
     def test_live_bytes_by_counting(self):
         rng = random.Random(3)
