@@ -164,13 +164,15 @@ def plan(
         runs = arguments.only(runs, piece.choices)
         seeds = arguments.parse_seeds(piece.seeds)
         runs = [replace(run, seeds=seeds or run.seeds or SEEDS[profile]) for run in runs]
-        here, anywhere = _recorded(paper, profile, name), _recorded(paper, profile, None)
+        here = _recorded(paper, profile, name)
         left = [replace(run, seeds=lacking) for run in runs if (lacking := _lacking(run, here))]
         without = [name for name in piece.data if name not in present]
         planned.append(Planned(piece, paper, runs, left, without))
-        for where, there in (("here", here), ("elsewhere", anywhere - here)):
-            if planned[-1].measured and any(_lacking(run, there) != run.seeds for run in runs):
-                begun.setdefault(piece.artefact, set()).add(where)
+        if planned[-1].measured:
+            elsewhere = _recorded(paper, profile, None) - here
+            for where, there in (("here", here), ("elsewhere", elsewhere)):
+                if any(_lacking(run, there) != run.seeds for run in runs):
+                    begun.setdefault(piece.artefact, set()).add(where)
     return sorted(
         planned, key=lambda one: one.measured and begun.get(one.piece.artefact) == {"elsewhere"}
     )
