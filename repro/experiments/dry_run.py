@@ -7,7 +7,7 @@ a few steps of one optimizer. A recipe that cannot start fails here.
 import gc
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -142,26 +142,21 @@ def _watching(watch: _Watch) -> Iterator[None]:
         watch.called(module, inputs)
         return call(module, *inputs, **options)
 
-    def refusing(what: str) -> Callable[..., Any]:
-        def refuse(*_: Any, **__: Any) -> Any:
-            raise _NotTried(what)
-
-        return refuse
-
-    patches: Sequence[tuple[Any, str, Callable[..., Any]]] = (
-        (nn.Module, "__call__", calling),  # torch's global hooks are refused by checks of losses
-        (MemoryMeter, "__exit__", leaving),
-        (OutOfCore, "__enter__", refusing("it swaps to the host's memory")),
-        (BaseProcess, "start", refusing("it starts processes")),
-        (subprocess.Popen, "__init__", refusing("it starts processes")),
-        (Tensor, "numpy", refusing("it reads files, or values of tensors")),
+    refused = (
+        (OutOfCore, "__enter__", "it swaps to the host's memory"),
+        (BaseProcess, "start", "it starts processes"),
+        (subprocess.Popen, "__init__", "it starts processes"),
+        (Tensor, "numpy", "it reads files, or values of tensors"),
     )
     gc.collect()  # dual-batch learning looks at all models that are alive
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.callback(register_optimizer_step_post_hook(watch.stepped).remove)
-        for patch in patches:
-            stack.enter_context(mock.patch.object(*patch))
+        # Torch's global hooks are refused by checks of losses.
+        stack.enter_context(mock.patch.object(nn.Module, "__call__", calling))
+        stack.enter_context(mock.patch.object(MemoryMeter, "__exit__", leaving))
+        for owner, name, why in refused:
+            stack.enter_context(mock.patch.object(owner, name, side_effect=_NotTried(why)))
         stack.enter_context(imagined())
         yield
 

@@ -66,7 +66,7 @@ class Piece:
         return "; ".join([f"{self.name} {self.artefact}", *self.experiments, *values])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Planned:
     """A piece with its runs."""
 
@@ -164,13 +164,15 @@ def plan(
         runs = arguments.only(runs, piece.choices)
         seeds = arguments.parse_seeds(piece.seeds)
         runs = [replace(run, seeds=seeds or run.seeds or SEEDS[profile]) for run in runs]
-        here, anywhere = _recorded(paper, profile, name), _recorded(paper, profile, None)
+        here = _recorded(paper, profile, name)
         left = [replace(run, seeds=lacking) for run in runs if (lacking := _lacking(run, here))]
         without = [name for name in piece.data if name not in present]
         planned.append(Planned(piece, paper, runs, left, without))
-        for where, there in (("here", here), ("elsewhere", anywhere - here)):
-            if planned[-1].measured and any(_lacking(run, there) != run.seeds for run in runs):
-                begun.setdefault(piece.artefact, set()).add(where)
+        if planned[-1].measured:
+            elsewhere = _recorded(paper, profile, None) - here
+            for where, there in (("here", here), ("elsewhere", elsewhere)):
+                if any(_lacking(run, there) != run.seeds for run in runs):
+                    begun.setdefault(piece.artefact, set()).add(where)
     return sorted(
         planned, key=lambda one: one.measured and begun.get(one.piece.artefact) == {"elsewhere"}
     )
@@ -239,14 +241,18 @@ def compute(
     well = True
     store = local_store(setting.profile)
     with _archiving(store, folder), Workers(1, each_new=True) as own:
-        _decode([one for one in planned if one.left and not one.without], setting.root)
+        able = [one for one in planned if one.left and not one.without]
+        decoding = _decode(able, setting.root)
         if not (folder / DOCTOR).exists():
             say(_doctor(setting, folder, end))
         for one in planned:
             if one.without and one.left:
                 say(f"{one.piece}: left out, for {', '.join(one.without)} is not here")
-            if one.without or not one.left:
+            if one not in able:
                 continue
+            for run in one.left:
+                if process := decoding.get(str(run.config.get("dataset"))):
+                    process.join()
             if time.monotonic() + _STARTING_S + one.piece.seconds > end:
                 say(f"{one.piece}: no time for it")
                 continue
@@ -292,17 +298,18 @@ def _compute(
         return f"not run: {type(error).__name__}: {error}", False
 
 
-def _decode(planned: Sequence[Planned], root: str | None) -> None:
-    """Begin to decode the datasets of all pieces into the cache, each by a process."""
-    wanted = {}
+def _decode(planned: Sequence[Planned], root: str | None) -> dict[str, Any]:
+    """Decode the datasets of all pieces into the cache, each by a process; those, by dataset."""
+    processes: dict[str, Any] = {}
     for one in planned:
         for run in one.left:
             dataset = run.config.get("dataset")
-            if dataset and dataset["name"] in one.piece.data:
-                wanted[str(dataset)] = dataset
-    for dataset in wanted.values():
-        target = partial(running.load, {"dataset": dataset}, root)
-        get_context("spawn").Process(target=target, daemon=True).start()
+            if dataset and dataset["name"] in one.piece.data and str(dataset) not in processes:
+                target = partial(running.load, {"dataset": dataset}, root)
+                process = get_context("spawn").Process(target=target, daemon=True)
+                process.start()
+                processes[str(dataset)] = process
+    return processes
 
 
 def _doctor(setting: running.Setting, folder: Path, end: float) -> str:

@@ -8,8 +8,9 @@ seen: such a training keeps no first steps.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -87,11 +88,8 @@ def recording(stop: bool = False) -> Iterator[FirstSteps]:
         backward(loss, *arguments, **options)
 
     handle = register_optimizer_step_post_hook(lambda optimizer, *_: first.stepped(optimizer))
-    torch.Tensor.backward = noting  # type: ignore[assignment, method-assign]
     try:
-        yield first
-    except Enough:
-        pass
+        with mock.patch.object(torch.Tensor, "backward", noting), suppress(Enough):
+            yield first
     finally:
-        torch.Tensor.backward = backward  # type: ignore[method-assign]
         handle.remove()

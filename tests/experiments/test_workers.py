@@ -18,7 +18,6 @@ from repro.experiments import UsageError
 from repro.experiments import run as running
 from repro.experiments.arguments import ending
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run
-from repro.experiments.progress import Forecast
 from repro.experiments.run import Setting
 from repro.experiments.workers import Workers
 from repro.records import RecordStore
@@ -192,15 +191,6 @@ def alive(process: int) -> bool:
         return text.rpartition(")")[2].split()[0] != "Z"  # dead, and nobody has asked
     except FileNotFoundError:
         return False
-
-
-def test_what_ran_here_counts_before_what_ran_elsewhere():
-    forecast = Forecast({"a": 10.0, "b": 30.0})
-    assert forecast.expected("a") == 10.0 and forecast.expected("new") == 20.0
-    forecast.learn("a", 40.0)
-    # A run that nobody knows takes the mean of those here.
-    assert [forecast.expected(n) for n in ("a", "b", "new")] == [40.0, 30.0, 40.0]
-    assert Forecast({}).expected("new") is None
 
 
 def test_a_time_of_day_is_the_next_one():
