@@ -138,18 +138,3 @@ def test_a_signature_lies_below_all_that_is_drawn(tmp_path):
     assert "\n" in figure.texts[-1].get_text() and signature.y1 < legend.get_window_extent().y0
     assert all(signature.y1 < axis.get_tightbbox().y0 for axis in figure.axes)
     assert signature.x1 <= figure.get_tightbbox().x1 * figure.dpi + 1
-
-
-def test_effects_stand_below_their_heading():
-    figure = make("effects")
-    (axis,) = figure.axes
-    rows = axis.get_yticklabels()
-    assert [text.get_text() for text in rows] == ["MBS", "gives: reach", "costs: time", "b"]
-    assert [text.get_fontweight() for text in rows] == ["bold", *["normal"] * 3]
-    marks = [(line.get_label(), line.get_xdata()[0], round(line.get_ydata()[0])) for line in
-             axis.get_lines()]  # fmt: skip
-    assert {("ours", 32.0, 1), ("paper", 64.0, 1), ("ours", 1.4, 2)} <= set(marks)
-    assert ("ours, 95 % interval", 1.2, 2) in marks
-    assert [text.get_text() for text in axis.texts] == ["not run"]  # of b alone
-    hollow = [line for line in axis.get_lines() if line.get_label() == "paper"]
-    assert all(line.get_markerfacecolor() == "none" for line in hollow)

@@ -98,18 +98,6 @@ def test_one_at_a_time_and_nothing_is_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_its_holder_removes_meanwhile_is_no_lock(tmp_path, monkeypatch):
-    flock = fcntl.flock
-
-    def late(file, how):
-        (tmp_path / ".key.lock").unlink(missing_ok=True)
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with locked(tmp_path / "key.json") as mine:
-        assert not mine
-
-
 def test_without_locks_a_run_goes_on_and_says_so(tmp_path, monkeypatch):
     def none(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
