@@ -94,6 +94,8 @@ for target in ("MBS", "/table4", "../mbs", ""):
     add(("run", target), "unknown paper", "choose among mbs, dualbatch")
 for target in ("mbs/table9", "mbs/Table4", "mbs/table4/x", "mbs//"):
     add(("show", target), f"unknown artefact {target!r}", "mbs/table4")
+add(("show", "mbs/tabel4"), "did you mean mbs/table4?")
+add(("show", "table4"), "did you mean mbs/table4 or dualbatch/table4?")
 add(("verify", "mbs/table4"), "unknown paper 'mbs/table4'", "choose among mbs, dualbatch")
 for device in ("tpu", "../local"):
     add(("show", "mbs/table4", "--from", device), f"device {device!r}", "choose among local")

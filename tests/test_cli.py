@@ -173,6 +173,23 @@ def test_a_corrupt_record_is_named_and_skipped(run, reproduced, arguments):
     assert {path: after[path] for path in before} == before
 
 
+@pytest.mark.parametrize("command", [("show", "mbs/table3"), ("report",)])
+def test_a_record_without_what_its_table_needs_is_named(run, reproduced, command):
+    records_ = {path: json.loads(path.read_text()) for path in reproduced.rglob("train-*.json")}
+    wanted = {"role": "U-Net", "mini_batch": 16, "resolution": "high"}
+    path = min(
+        path
+        for path, record in records_.items()
+        if record["status"] == "ok" and wanted.items() <= record["config"].items()
+    )
+    path.write_text(json.dumps(records_[path] | {"metrics": {}}))
+    before = snapshot(reproduced)
+    code, out, err = run(*command)
+    (line,) = err.splitlines()
+    assert (code, out) == (2, "") and str(path) in line and "move it away or delete it" in line
+    assert snapshot(reproduced) == before
+
+
 LOCALES = r"""
 import runpy, sys
 wrong = "mbs/\udcff\udcc3\udca9\u03b8"

@@ -1,5 +1,7 @@
 """The five papers, and all of them together: what is run, what is shown, what is claimed."""
 
+import difflib
+from collections.abc import Iterable
 from functools import cache
 
 from repro.experiments.design import Artefact, Paper, UsageError
@@ -15,8 +17,16 @@ def load_paper(key: str) -> Paper:
         UsageError: There is no such paper.
     """
     if key not in PAPERS:
-        raise UsageError(f"unknown paper {key!r}; choose among {', '.join(PAPERS)}")
+        named = [f"{paper}/{key}" for paper in PAPERS if key in Paper.load(paper).artefacts]
+        meant = f"did you mean {' or '.join(named)}? " if named else _meant(key, PAPERS)
+        raise UsageError(f"unknown paper {key!r}; {meant}choose among {', '.join(PAPERS)}")
     return Paper.load(key)
+
+
+def _meant(given: str, known: Iterable[str]) -> str:
+    """Ask whether the most similar name was meant, if one is similar."""
+    near = difflib.get_close_matches(given, list(known), 1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def find_artefacts(target: str) -> tuple[Paper, list[Artefact]]:
@@ -30,6 +40,9 @@ def find_artefacts(target: str) -> tuple[Paper, list[Artefact]]:
     if not name:
         return paper, list(paper.artefacts.values())
     if name not in paper.artefacts:
-        choices = ", ".join(f"{key}/{known}" for known in paper.artefacts)
-        raise UsageError(f"unknown artefact {target!r}; choose among {choices}")
+        choices = [f"{key}/{known}" for known in paper.artefacts]
+        raise UsageError(
+            f"unknown artefact {target!r}; {_meant(target, choices)}choose among "
+            f"{', '.join(choices)}"
+        )
     return paper, [paper.artefacts[name]]

@@ -49,9 +49,11 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
 
     With `evidence` the table is whole, and the numbers behind each verdict and check follow it.
     """
-    paper, rows = source.paper, list(artefact.rows(results))
-    caption = terminal.prose(view.full_caption(artefact, results))
-    judged = summary.verdicts(paper, artefact, results)
+    paper = source.paper
+    with summary.naming_bad_records(source, artefact, results):
+        rows = list(artefact.rows(results))
+        caption = terminal.prose(view.full_caption(artefact, results))
+        judged = summary.verdicts(paper, artefact, results)
     title = f"{paper.key}/{artefact.name}: {artefact.title}"
     if not evidence:
         around = [title, "\n".join(map(_in_short, judged)), caption]
@@ -128,13 +130,15 @@ def write_figure(
     if not artefacts[0].draw:
         raise UsageError(f"{target} has no figure; these have one: {drawn}")
     _check_target(path, "the figure")
-    ((_, artefact, results),) = found(target, profile, device, changes)
+    ((source, artefact, results),) = found(target, profile, device, changes)
     if not results.records:
         raise UsageError(
             f"there are no records of {target}, so nothing to draw: python -m repro run {target}, "
             "or give another --profile or --from"
         )
-    _write(path, report.figure_file(artefact.figure(results), form))
+    with summary.naming_bad_records(source, artefact, results):
+        drawing = artefact.figure(results)
+    _write(path, report.figure_file(drawing, form))
     return path
 
 
@@ -209,30 +213,38 @@ def _chapter(asked: tuple[str, str | None, str | None, Path]) -> tuple[list[str]
     blocks.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source, look)))
     for artefact in paper.artefacts.values():
         results = look(artefact.name)
-        judged = summary.verdicts(paper, artefact, results)
-        rows += judged
-        blocks.append(f"### {report.markdown(f'{artefact.source}: {artefact.title}')}")
-        if artefact.draw:
-            picture = Path(f"{path.stem}_files", f"{key}-{artefact.name}.png")
-            _write(path.parent / picture, report.figure_png(artefact.figure(results), small=False))
-            blocks.append(f"![{report.markdown(artefact.title)}]({quote(picture.as_posix())})")
-        blocks.append(report.markdown(view.full_caption(artefact, results)))
-        claims = [{name: row[name] for name in _CLAIM_COLUMNS} for row in judged]
-        tables = [artefact.table(results), summary.frame(claims)]
-        blocks += [report.markdown_table(frame) for frame in tables if len(frame)]
-        blocks += [
-            f"**{report.markdown(row['claim'])}** {report.markdown(row['why_not'])}"
-            for row in judged
-            if row.get("why_not")
-        ]
-        for name, folded in (
-            ("Checks", summary.checks(artefact, results)),
-            ("Records", _record_rows(source, results)),
-        ):
-            if folded:
-                blocks += [f'<details markdown="1"><summary>{name} ({len(folded)})</summary>']
-                blocks += [report.markdown_table(summary.frame(folded)), "</details>"]
+        with summary.naming_bad_records(source, artefact, results):
+            rows += _section(source, artefact, results, path, blocks)
     return blocks, rows
+
+
+def _section(
+    source: Source, artefact: Artefact, results: Results, path: Path, blocks: list[str]
+) -> list[Row]:
+    """Add an artefact's blocks to a chapter's, write its figure, and return its verdicts."""
+    judged = summary.verdicts(source.paper, artefact, results)
+    blocks.append(f"### {report.markdown(f'{artefact.source}: {artefact.title}')}")
+    if artefact.draw:
+        picture = Path(f"{path.stem}_files", f"{source.paper.key}-{artefact.name}.png")
+        _write(path.parent / picture, report.figure_png(artefact.figure(results), small=False))
+        blocks.append(f"![{report.markdown(artefact.title)}]({quote(picture.as_posix())})")
+    blocks.append(report.markdown(view.full_caption(artefact, results)))
+    claims = [{name: row[name] for name in _CLAIM_COLUMNS} for row in judged]
+    tables = [artefact.table(results), summary.frame(claims)]
+    blocks += [report.markdown_table(frame) for frame in tables if len(frame)]
+    blocks += [
+        f"**{report.markdown(row['claim'])}** {report.markdown(row['why_not'])}"
+        for row in judged
+        if row.get("why_not")
+    ]
+    for name, folded in (
+        ("Checks", summary.checks(artefact, results)),
+        ("Records", _record_rows(source, results)),
+    ):
+        if folded:
+            blocks += [f'<details markdown="1"><summary>{name} ({len(folded)})</summary>']
+            blocks += [report.markdown_table(summary.frame(folded)), "</details>"]
+    return judged
 
 
 def _record_rows(source: Source, results: Results) -> list[Row]:

@@ -1,6 +1,8 @@
 """Verdicts and status over all papers."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from repro import paths, report
@@ -26,7 +28,7 @@ from repro.experiments.query import (
     results_of,
 )
 from repro.experiments.view import devices
-from repro.records import local_store
+from repro.records import Record, RecordError, local_store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,6 +125,49 @@ def checks(artefact: Artefact, results: Results) -> list[Row]:
             row = told | {"evidence": told["evidence"] + _named(results.gpu, results)}
         rows.append(row)
     return rows
+
+
+_FAILURES = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+@contextmanager
+def naming_bad_records(source: Source, artefact: Artefact, results: Results) -> Iterator[None]:
+    """Name the record that keeps an artefact from being shown, such as one without a metric.
+
+    Raises:
+        RecordError: The artefact of this record alone fails, too.
+        Exception: As it was, where no record is to blame: a defect of ours.
+    """
+    try:
+        yield
+    except _FAILURES as problem:
+        guilty = [record for record in results.records if _fails(artefact, results, [record])]
+        if isinstance(problem, RecordError) or not guilty or _fails(artefact, results, []):
+            raise
+        (path,) = source.paths(guilty[:1]).values()
+        packed = path.suffix == ".gz"
+        named = f"{path}{f' (record {guilty[0].key})' * packed}"
+        advice = "restore it from git" if packed else "move it away or delete it, then run again"
+        raise RecordError(
+            f"{source.paper.key}/{artefact.name} cannot be shown for what is in {named} "
+            f"({type(problem).__name__}: {problem}); {advice}"
+        ) from problem
+
+
+def _fails(artefact: Artefact, results: Results, records: Sequence[Record]) -> bool:
+    """Whether an artefact of these records alone cannot be shown."""
+    part = copy(results)
+    part.records = list(records)
+    try:
+        artefact.table(part)
+        for numbers in artefact.claims.values():
+            with suppress(NotRun):
+                numbers(part)
+        if artefact.draw:
+            artefact.figure(part)
+    except _FAILURES:
+        return True
+    return False
 
 
 def paper_verdicts(source: Source) -> list[Row]:
