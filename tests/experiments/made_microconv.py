@@ -48,12 +48,6 @@ def figure(artefact: str, make: Maker, profile: str = "quick") -> Figure:
     return drawn
 
 
-def dots_of(axis: Any, name: str) -> dict[int, float]:
-    """Where the dots of a name are, by row."""
-    lines = [line for line in axis.get_lines() if line.get_label() == name]
-    return {round(float(line.get_ydata()[0])): float(line.get_xdata()[0]) for line in lines}
-
-
 def timing(*seconds: float) -> dict[str, Any]:
     """Samples of a timing."""
     return {"samples_s": list(seconds), "warmup": 1}

@@ -357,25 +357,6 @@ def test_where_no_cost_saturated_nothing_is_said_of_the_decay():
     assert found.word == "not run" and "no rate decayed" in found.evidence
 
 
-def test_a_training_that_ended_before_its_decay_has_no_rise():
-    """Its last epoch would be compared with itself, and be flat for sure."""
-
-    def change(record):
-        if record.config["strategy"] == "theta":
-            record.metrics["theta"] = record.metrics["theta"][:5]
-
-    assert judged("adaptive/figure3/theta_rises_less", trainings(change)).word == "not run"
-
-
-def test_a_theta_that_is_not_above_0_has_no_rise():
-    def change(record):
-        if record.config["strategy"] == "theta":
-            record.metrics["theta"][-1] = -0.01
-
-    found = judged("adaptive/figure3/theta_rises_less", trainings(change))
-    assert found.word == "not run" and "θ is not above 0" in found.evidence
-
-
 @pytest.mark.parametrize("optimizer", ["LARS", "LAMB"])
 def test_layerwise_rates_that_diverge(optimizer):
     target = f"adaptive/lars/theta_above_{optimizer.lower()}"

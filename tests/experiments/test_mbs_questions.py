@@ -278,17 +278,3 @@ def test_epochs_from_files_grow_by_way_of_reading(profile, trials):
     grown = {way: growth(found, way) for way in longer}
     assert means_of(grown) == longer and {case.trials for case in grown.values()} == {trials}
     assert len(claimed("files/time_grows", found)) == 2
-
-
-def test_table1_compares_cells():
-    better = {("high", 16): 15.0, ("high", 2): 4.0, ("low", 16): 1.0}
-
-    def make(run, seed):
-        cell = run.config["resolution"], run.config["mini_batch"]
-        return trained(50.0 + better.get(cell, 0.0) + NOISE[seed])
-
-    found = results("table1", make)
-    assert set(means_of(claimed("table1/large_mini_batch", found)).values()) == {11.0}
-    assert set(means_of(claimed("table1/high_resolution", found)).values()) == {14.0}
-    row = rows_of("table1", found)[3]
-    assert (row["paper (%)"], row["ours (%)"]) == ("83.74", "65.00 ± 0.50")

@@ -97,22 +97,6 @@ class TestNoSlower:
         assert frame.loc[narrow, FREE]["iteration (ms)"] == "left as it was"
 
 
-class TestShown:
-    def test_the_figure(self):
-        drawn = made.figure("iterations", world(WR_undivided=1.5))
-        (axis,) = drawn.axes
-        labels = [label.get_text() for label in axis.get_yticklabels()]
-        assert labels[0] == "AlexNet, 5.5 MiB"
-        assert "ResNet-18 of width 16 (for ResNet-18), 1.5 MiB" in labels
-        papers = made.dots_of(axis, "paper")
-        assert list(papers.values()) == pytest.approx([1.23, 1.05, 1.10, 1.21], abs=0.01)
-        ours = made.dots_of(axis, "ours")
-        assert {labels[row] for row in papers} == {"divided over undivided"}
-        assert all(ours[row] == pytest.approx(1.5, abs=0.01) for row in papers)
-        unlimited = made.figure("iterations", world(), "paper").axes[0].get_yticklabels()
-        assert "SqueezeNet, no limit" in [label.get_text() for label in unlimited]
-
-
 class TestRivals:
     """Torch's own convolutions under other settings, beside our gains."""
 

@@ -6,7 +6,7 @@ import made_microconv as made
 import pytest
 from made_microconv import alexnet, candidates, conv2, entry, judge, table
 
-from repro.experiments.microconv import measured, widget
+from repro.experiments.microconv import widget
 
 NONE = {"gain": 0.5}  # its fast algorithm is slower: no workspace wanted
 
@@ -92,15 +92,6 @@ class TestFigure10:
         same["metrics"]["checked"][1]["parts"] = same["metrics"]["checked"][0]["parts"]
         assert judge("figure10/conv2_faster", lambda run: same)[0] == "not reproduced"
 
-    def test_nothing_is_shown_of_a_policy_that_the_record_does_not_have(self):
-        """Planted: a run of `all`, which the quick plan leaves out, and flattering."""
-        ran = conv2(undivided_8=1.0, powerOfTwo_8=0.8, all_8=1e-6)
-        (axis,) = made.figure("figure10", lambda run: ran).axes
-        rows = [label.get_text() for label in axis.get_yticklabels()]
-        assert rows[:3] == ["within 8 MiB", "undivided: 32 slow", "powerOfTwo: 2×16 fast"]
-        assert not any(row.startswith("all") for row in rows)
-        assert made.dots_of(axis, "ours")[2] == pytest.approx(1.25)
-
 
 class TestFigure12:
     def word(self, key, **of):
@@ -115,13 +106,6 @@ class TestFigure12:
         word, evidence = self.word("late_layers_little", **of)
         assert word == "undecided"
         assert evidence.startswith("the most, conv5 F's 2.40 MiB, over 3.0 MiB: ×0.80")
-
-    def test_where_all_get_what_they_want_nothing_is_judged(self):
-        for key in ("middle_layers_most", "late_layers_little"):
-            word, evidence = self.word(key, conv1=NONE, conv4=NONE, conv5=NONE)
-            assert word == "not run"
-            assert evidence.startswith("no limit binds: the fastest divisions of all 14 kernels")
-            assert judge(f"figure12/{key}", lambda run: None) == ("not run", "no records")
 
 
 class TestOptimisation:
@@ -144,23 +128,6 @@ class TestOptimisation:
             found, evidence = judge(f"optimisation/{key}", make)
             assert found == word and f"{1e3 * sorted(samples)[1]:.1f} ms" in evidence
         assert "its own 1200 variables, 90.0 of 5,088.0 MiB taken (as in the paper)" in evidence
-
-
-class TestReading:
-    def test_layers_that_were_measured_one_by_one_are_one_network(self):
-        results = made.results("optimisation", made.plausible, "gpu")
-        (whole,) = measured.tunings(results, "all")
-        kernels = [(own["layer"], own["kind"]) for own in whole.metrics["kernels"]]
-        assert len(kernels) == len(set(kernels)) == 14 and "layer" not in whole.config
-        assert whole.metrics["benchmark_s"] == 5 * 2.0 and whole.metrics["measured"] == 5 * 34
-        assert measured.alexnet(results) == whole
-
-        def without_one(run):
-            return None if run.config.get("layer") == "conv4" else made.plausible(run)
-
-        results = made.results("optimisation", without_one, "gpu")
-        assert measured.tunings(results, "all") == []
-        assert measured.alexnet(results).config["policy"] == "powerOfTwo"
 
 
 class TestWidget:

@@ -9,7 +9,6 @@ from invented import make_record
 from made_microconv import FAST, at, bench, judge, network, table, world
 
 from repro.experiments import load_paper
-from repro.experiments.judge import NotRun
 from repro.experiments.microconv import benchmark, measured
 from repro.experiments.microconv.measured import IMPLICIT, NATIVE
 from repro.report import DASH
@@ -60,19 +59,6 @@ class TestFigure9:
         cells = {at(64, "undivided"): 2.0, at(512, "undivided"): roomy}
         return world(cells | {at(64, "all"): (small, {"mib": small_mib})}, scatter)
 
-    def test_memory(self):
-        """What a quarter of the workspace costs; judged where ample takes more."""
-        for small, scatter, word in (
-            (1.02, 0.001, "reproduced"),
-            (1.1, 0.001, "not reproduced"),
-            (1.02, 0.1, "undecided"),
-        ):
-            make = self.make(small=small, scatter=scatter)
-            found, evidence = judge("figure9/memory_cost", make)
-            assert found == word and "margin +4 %" in evidence
-        nothing_saved = self.make(large_mib=60.0, small_mib=0.1)
-        assert judge("figure9/memory_cost", nothing_saved)[0] == "not run"
-
 
 class TestComparison:
     def test_the_error_is_known_where_no_kernel_is_left_to_torch(self):
@@ -87,20 +73,6 @@ class TestComparison:
         # Four kernels that take equal shares, on both sides.
         assert gap(own=own).error == pytest.approx(math.log(1.1) * math.sqrt(2 * 4 / 16))
         assert gap(own=own).dof == 2
-
-    def test_what_an_implicit_product_takes_does_not_grow_with_the_batch(self):
-        def record(policy, *parts):
-            made_ = network(1.0, scatter=None)
-            for row in made_["metrics"]["kernels"]:
-                row["parts"] = [list(part) for part in parts]
-            config = {"role": "AlexNet", "mode": "WR", "limit_mib": 2, "batch": 8, "policy": policy}
-            return make_record("network", config=config, **made_)
-
-        undivided = record("undivided", (8, NATIVE))
-        with pytest.raises(NotRun, match="no limit binds: 2 MiB exclude nothing"):
-            measured.need_binding(undivided, [record("powerOfTwo", *[(1, IMPLICIT)] * 8)])
-        fast = record("powerOfTwo", *[(1, "nnpack:ft8x8")] * 8)  # 8 MiB for all
-        measured.need_binding(undivided, [fast])
 
 
 class TestFigure11:
@@ -157,17 +129,6 @@ class TestFigure8:
         assert found == word
         assert f"mean of 10 layers ×{(6 / divided + 4) / 10:.2f} [" in evidence
         assert "of torch's own speed without a limit" in evidence
-
-    def test_by_kernel_size(self):
-        def word(undivided, divided):
-            rows = [("3×3", undivided, divided), ("7×7", 1.0, 0.1)]
-            return judge("figure8/three_by_three", of(*rows))[0]
-
-        assert word(1.0, 0.8) == "reproduced"
-        assert word(1.0, 1.1) == "not reproduced" == word(1.0, 1.0)  # the same division
-        assert word(None, 0.8) == "not run"  # nothing undivided fits
-        assert judge("figure8/over_torch", of(("3×3", None, 0.5)))[0] == "reproduced"
-        assert judge("figure8/over_torch", of(("3×3", None, 2.0)))[0] == "not reproduced"
 
     @pytest.mark.parametrize(
         ("pseudo", "true", "word"), [(3, 1, "reproduced"), (1, 3, "not reproduced")]

@@ -1,7 +1,5 @@
 """Claims, checks, tables and figures of out-of-core training."""
 
-import math
-
 import made
 import pytest
 from made import FAILED, OUT_OF_MEMORY
@@ -10,16 +8,12 @@ from made_outofcore import (
     World,
     judged,
     results,
-    timing,
 )
 
 from repro.experiments.design import claims_of
-from repro.experiments.judge import NotRun
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.points import Trained
 from repro.experiments.outofcore.runs import (
     CHUNKS,
-    IN_CORE,
     MEASURED,
     PEERS,
     SCHEDULE,
@@ -131,56 +125,3 @@ class TestChecks:
         row = made.check_row("outofcore/figure3", 0, results("figure3", world))
         assert row["holds"] == holds
         assert holds != "NO" or "schedule at 59: 30.0 MiB of 29.0 MiB" in row["evidence"]
-
-
-class TestPoints:
-    def measured(self, of, profile="quick"):
-        def make(run, seed):
-            return of.get((run.config.get("mode", ""), run.config.get("batch", 0)))
-
-        return Trained(results("table1", make, profile), MEASURED)
-
-    def test_on_a_cpu_the_mean_of_ratios_within_the_rounds(self):
-        # By round 32 / 12 of 3, 1 / 2 and 2 / 4.
-        swapped = {
-            "metrics": {"limit_bytes": 7, "held_bytes": 5, "budget_bytes": 6, "reserved_bytes": 8},
-            "timings": {"iteration": timing(1.0, 2.0, 4.0), "reference": timing(3.0, 1.0, 2.0)},
-        }
-        of = {("schedule", 32): swapped, ("schedule", 12): OUT_OF_MEMORY, ("schedule", 59): FAILED}
-        here = self.measured(of)
-        alone = here.points(SCHEDULE)
-        assert list(alone) == [12, 32] and alone[12] is None
-        assert alone[32].images_per_s == 16.0 and alone[32].taken == 8
-        assert alone[32].relative == pytest.approx(32 / 12 * (3 / 2 / 2) ** (1 / 3))
-        assert alone[32].paces == pytest.approx([12 / 32 / 3, 12 / 32 * 2, 12 / 32 * 2])
-        assert math.exp(-here.slowdown(alone[32]).mean) == pytest.approx(alone[32].relative)
-
-    def test_a_papers_batch_size_is_one_in_proportion_on_a_cpu(self):
-        found = results("table1", World())
-        for batch, size in {190: 12, 512: 32, 928: 59, 1440: 91}.items():
-            assert Trained(found, MEASURED).at(batch, CHUNKS)[0] == size
-            assert Trained(found, SIMULATED).at(batch, CHUNKS)[0] == batch
-        assert Trained(found, MEASURED).at(1440, SCHEDULE) == (91, None)
-        for rules in ({("reach", IN_CORE): 0}, {("status", CHUNKS, 59): None}):
-            # 71 is farther than a tenth
-            with pytest.raises(NotRun, match="no records"):
-                Trained(results("table1", World(rules=rules)), MEASURED).at(928, CHUNKS)
-
-    def test_which_largest_sizes_are_unsure(self):
-        def over(rules, paper=1.5):
-            return Trained(results("table1", World("paper", rules)), MEASURED).larger(
-                CHUNKS, SCHEDULE, paper
-            )
-
-        gap = over({})
-        assert math.exp(gap.mean) == pytest.approx(1440 / 928) and gap.error == 0
-        assert gap.label == "ResNet-50: 1440 schedule + VA over 928 schedule"
-        gap = over({}, 1.6)  # chunks might train more
-        assert math.isnan(gap.error)
-        assert gap.note == "1440 is the largest that was tried schedule + VA"
-        assert over({("reach", CHUNKS): 1248}, 1.6).error == 0
-        tried = {("status", MEASURED, SCHEDULE, batch): None for batch in (1120, 1248, 1440)}
-        gap = over(tried)  # scheduling alone might train more
-        assert math.isnan(gap.error) and "928 is the largest" in gap.note
-        # However much it trains, chunks train less.
-        assert over(tried | {("reach", CHUNKS): 512}).error == 0

@@ -107,18 +107,6 @@ class TestUnderALimit:
             gradients.append([p.grad for p in built.parameters()])
         torch.testing.assert_close(*gradients)
 
-    def test_sizes_that_are_tried_and_methods_that_are_refused(self, monkeypatch):
-        assert methods.micro_batches("outofcore", 8, 128) == [None]
-        assert methods.micro_batches("mbs", 8, 128) == [8, 6, 4, 2, 1]
-        assert methods.micro_batches("checkpointing_mbs", 8, 32)[:3] == [32, 16, 8]
-        assert methods.micro_batches("mbs_in_outofcore", 8, 128)[0] == 16
-        problem = networks.build_problem(TRANSFORMER, 4)
-        config = TRANSFORMER | {"mode": "outofcore_file"}
-        method = methods.Method(config, problem, None, 10**6, "cpu")
-        monkeypatch.setattr("repro.measure.accelerator.is_accelerator", lambda device: True)
-        with pytest.raises(methods.Refused, match="swaps to the host"), method.within():
-            pass
-
 
 FAILING = {"undivided", "checkpointing", "save_on_cpu", "outofcore"}
 
