@@ -6,8 +6,9 @@ from functools import cache
 from typing import Protocol
 
 import torch
+from scipy import fft as scipy_fft
 
-from repro.microconv.kernels import Buffers, Convolution, Kernel
+from repro.microconv.kernels import Buffers, Convolution, Kernel, buffers_bytes
 
 Tensor = torch.Tensor
 Slices = tuple[slice, slice]
@@ -46,6 +47,10 @@ class Algorithm(Protocol):
 
     def buffers(self, kernel: Kernel, b: int) -> Buffers:
         """The buffers for a micro-batch of `b`."""
+
+    def hidden(self, kernel: Kernel, b: int) -> int:
+        """Bytes that torch allocates itself, besides the buffers."""
+        return 0
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
         """Compute one kernel; see `backends.run`."""
@@ -188,6 +193,87 @@ class Implicit(Im2col):
                 out[n].view(conv.out_channels, -1).addmm_(filters, columns[0])
             else:
                 torch.mm(filters, columns[0], out=out[n].view(conv.out_channels, -1))
+
+
+class FFT(Algorithm):
+    """Products in the frequency domain (Mathieu et al.), over whole padded images.
+
+    Forward correlates the input with the filters, the data gradient convolves, the filter gradient
+    correlates the input with the output's gradient. A stride becomes zeros between the output's
+    elements, a dilation zeros between the filters'.
+    """
+
+    @staticmethod
+    def _size(conv: Convolution) -> tuple[int, int]:
+        rows = scipy_fft.next_fast_len(conv.height + 2 * conv.padding[0], real=False)
+        columns = scipy_fft.next_fast_len(conv.width + 2 * conv.padding[1], real=True)
+        return rows, columns
+
+    def buffers(self, kernel: Kernel, b: int) -> Buffers:
+        """One image and one spectrum as staging, three spectra by frequency."""
+        conv, dtype = kernel.conv, kernel.torch_dtype
+        rows, columns = self._size(conv)
+        frequencies = rows * (columns // 2 + 1)
+        c, k = conv.in_channels, conv.out_channels
+        largest = max(b * c, b * k, k * c)
+        spectrum = torch.complex128 if dtype == torch.float64 else torch.complex64
+        return {
+            "image": ((largest, rows, columns), dtype),
+            "staging": ((largest, frequencies), spectrum),
+            "x": ((frequencies, b, c), spectrum),
+            "w": ((frequencies, k, c), spectrum),
+            "y": ((frequencies, b, k), spectrum),
+        }
+
+    def hidden(self, kernel: Kernel, b: int) -> int:
+        """Copies that torch.fft and a complex product of matrices make."""
+        buffers = self.buffers(kernel, b)
+        made = buffers_bytes({name: buffers[name] for name in ("image", "staging")})
+        return made + max(buffers_bytes({name: buffers[name]}) for name in "xwy")
+
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
+        """Compute one kernel; see `Algorithm.run`."""
+        conv, (rows, columns) = kernel.conv, self._size(kernel.conv)
+        # Positions of images, outputs and filters in a padded image, by axis.
+        axes = range(2)
+        sizes, counts = (conv.height, conv.width), conv.out_size
+        inside = [slice(conv.padding[a], conv.padding[a] + sizes[a]) for a in axes]
+        spread = [slice(0, conv.stride[a] * (counts[a] - 1) + 1, conv.stride[a]) for a in axes]
+        dilated = [slice(0, conv.extent[a], conv.dilation[a]) for a in axes]
+
+        def transform(source: Tensor, region: list[slice], target: Tensor) -> None:
+            count = source.shape[0] * source.shape[1]
+            image = t["image"][:count].zero_()
+            image.view(*source.shape[:2], rows, columns)[:, :, region[0], region[1]] = source
+            staged = t["staging"][:count]
+            torch.fft.rfft2(image, out=staged.view(count, rows, -1))
+            target.copy_(staged.view(*source.shape[:2], -1).permute(2, 0, 1))
+
+        def inverse(source: Tensor, shape: tuple[int, int]) -> Tensor:
+            count = shape[0] * shape[1]
+            staged = t["staging"][:count]
+            staged.view(*shape, -1).copy_(source.permute(1, 2, 0))
+            image = t["image"][:count]
+            torch.fft.irfft2(staged.view(count, rows, -1), s=(rows, columns), out=image)
+            return image.view(*shape, rows, columns)
+
+        x, w, y = t["x"], t["w"], t["y"]
+        b, c, k = x.shape[1], conv.in_channels, conv.out_channels
+        if kernel.kind == "forward":
+            transform(first, inside, x)
+            transform(second, dilated, w)
+            torch.bmm(x, torch.conj_physical(w, out=w).transpose(1, 2), out=y)
+            out.copy_(inverse(y, (b, k))[:, :, spread[0], spread[1]])
+        elif kernel.kind == "backward_data":
+            transform(first, spread, y)
+            transform(second, dilated, w)
+            torch.bmm(y, w, out=x)
+            out.copy_(inverse(x, (b, c))[:, :, inside[0], inside[1]])
+        else:
+            transform(first, inside, x)
+            transform(second, spread, y)
+            torch.bmm(torch.conj_physical(y, out=y).transpose(1, 2), x, out=w)
+            out += inverse(w, (k, c))[:, :, dilated[0], dilated[1]]
 
 
 # F(4×4, 3×3) of Lavin and Gray: y = Aᵀ[(G w Gᵀ) ⊙ (Bᵀ x B)]A on tiles of 6×6, at the points

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from repro.measure.allocations import peak_allocation
 from repro.microconv import staging
-from repro.microconv.algorithms import Algorithm, Direct, Im2col, Implicit, Winograd
+from repro.microconv.algorithms import FFT, Algorithm, Direct, Im2col, Implicit, Winograd
 from repro.microconv.kernels import (
     Backend,
     Kernel,
@@ -22,6 +22,7 @@ _WRITTEN: dict[str, Algorithm] = {
     "direct": Direct(),
     "im2col": Im2col(),
     "implicit": Implicit(),
+    "fft": FFT(),
     "winograd": Winograd(),
 }
 
@@ -63,7 +64,7 @@ class TorchBackend(Backend):
         one = staging.of_one_group(kernel)
         if kernel.layout == "nchw" and one is not None:
             listed += [
-                (name, _bytes(name, kernel, b))
+                (name, _bytes(name, kernel, b) + algorithm.hidden(one, b))
                 for name, algorithm in _WRITTEN.items()
                 if algorithm.supports(one)
             ]

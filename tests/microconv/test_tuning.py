@@ -43,7 +43,7 @@ from repro.microconv.nnpack import _zeros
 from repro.microconv.torch_backend import TorchBackend
 from repro.microconv.tuned_kernel import TunedKernel, Workspace
 
-WRITTEN = ("torch:direct", "torch:im2col", "torch:implicit", "torch:winograd")
+WRITTEN = ("torch:direct", "torch:im2col", "torch:implicit", "torch:fft", "torch:winograd")
 NNPACK = ("nnpack:ft8x8", "nnpack:ft16x16", "nnpack:wt8x8")
 
 
@@ -765,7 +765,7 @@ def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
         tune(one(), x)
 
 
-@pytest.mark.parametrize("algorithms", [("nnpack",), ("torch:winograd",)])
+@pytest.mark.parametrize("algorithms", [("nnpack",), ("torch:winograd",), ("torch:fft",)])
 def test_two_threads_run_one_model_at_once(algorithms):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 4, 3, padding=1))
