@@ -87,7 +87,6 @@ add(("\x1b[2J",), "No such command", "--help")
 add(("run",), "name what to run", "or all")
 add(("show",), "Missing argument", "--help")
 add(("status", "mbs"), "unexpected extra argument", "--help")
-add(("list", "--profile", "smoke"), "No such option", "--help")
 for command in ("run", "show", "verify", "pack", "list"):
     add((command, "vgg"), "unknown paper 'vgg'", "choose among mbs, dualbatch")
 for target in ("MBS", "/table4", "../mbs", ""):

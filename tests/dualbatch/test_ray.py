@@ -56,11 +56,10 @@ def started():
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     before = dict(os.environ)
     with ExitStack() as stack:
-        room = {"CPU": 16, "GPU": 0}  # in name
         try:
-            stack.enter_context(connected(None, room, 0))
+            stack.enter_context(connected(None, {"CPU": 16, "GPU": 0}, 0))  # in name
         except ClusterError:  # Ray's agent has 15 s, too few on a busy machine
-            stack.enter_context(connected(None, room, 0))
+            stack.enter_context(connected(None, {"CPU": 16, "GPU": 0}, 0))
         yield
     # The run's token does not stay behind.
     assert {k: v for k, v in os.environ.items() if "AUTH" in k} == {

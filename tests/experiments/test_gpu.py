@@ -85,6 +85,7 @@ def test_what_is_missing_is_computed_once_and_archived(folder):
     assert [run.seeds for run in planned.left] == [(2,)] and planned.row()["missing"] == 1
 
 
+@pytest.mark.thorough
 def test_a_measurement_of_another_device_is_missing_and_a_training_is_not(
     results_folder, monkeypatch
 ):
