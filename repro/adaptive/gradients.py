@@ -119,6 +119,8 @@ def stable_batch(norms: Sequence[GradientNorm], tolerance: float = 0.10) -> int:
         tolerance: Share by which a norm may lie below the smallest batch size's norm.
     """
     check_number("tolerance", tolerance, lambda x: 0 <= x < 1, "from 0 to below 1")
+    if not norms:
+        raise ValueError("there is no norm to compare; give at least one of gradient_norms")
     ordered = sorted(norms, key=lambda norm: norm.batch_size)
     least = (1 - tolerance) * ordered[0].mean
     *_, largest = itertools.takewhile(lambda norm: norm.mean >= least, ordered)
@@ -228,10 +230,12 @@ def full_cost(
         total = torch.zeros((), dtype=torch.float64, device=device)
         divisor: float | Tensor = 0.0
         for inputs, targets in _draw(data, batch_size, None, None):
+            if not (samples := _samples(inputs)):
+                continue
             number += 1
             loss = loss_fn(call_model(model, to_device(inputs, device)), to_device(targets, device))
             each = None if known is None or summed else known.counts(targets)
-            part = each.sum() if each is not None else 1.0 if summed else float(_samples(inputs))
+            part = each.sum() if each is not None else 1.0 if summed else float(samples)
             total += weighted(loss.double(), part)
             divisor = 1.0 if summed else divisor + part
             if not is_torchs(loss_fn):

@@ -166,6 +166,8 @@ class TestFullCost:
             full_cost(model, (x, y[:63]), 5, loss_fn=F.mse_loss)
         with pytest.raises(ValueError, match="data is a list; give a pair of tensors"):
             max_stable_batch(model, [(x, y)] * 3, [2, 4])
+        with pytest.raises(ValueError, match="no norm to compare"):
+            stable_batch([])
 
 
 def picture_loss(outputs, targets):
@@ -331,6 +333,8 @@ class TestCostsOfLosses:
         model, x = nn.Linear(8, 3), torch.randn(60, 8)
         wanted = float(loss(model(x), y).detach())
         assert full_cost(model, (x, y), size, loss_fn=loss) == pytest.approx(wanted, rel=1e-5)
+        batches = [(x[a:b], y[a:b]) for a, b in ((0, size), (size, size), (size, 60))]
+        assert full_cost(model, batches, size, loss_fn=loss) == pytest.approx(wanted, rel=1e-5)
 
     @pytest.mark.parametrize("of", [lambda t: t != -100, lambda t: t > 1])
     def test_of_a_loss_that_is_no_mean_over_samples_are_refused(self, of):

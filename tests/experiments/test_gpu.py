@@ -86,9 +86,7 @@ def test_what_is_missing_is_computed_once_and_archived(folder):
 
 
 @pytest.mark.thorough
-def test_a_measurement_of_another_device_is_missing_and_a_training_is_not(
-    results_folder, monkeypatch
-):
+def test_of_another_device_measurements_alone_are_missing(results_folder, monkeypatch):
     store = RecordStore(results_folder / "reference" / "another" / "smoke")
     gpu_lines: list[str] = []
     gpu.compute([TRAIN, MEASURE], SMOKE, 5, results_folder / "out", gpu_lines.append)

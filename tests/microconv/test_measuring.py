@@ -149,9 +149,7 @@ def test_only_what_was_asked_for_and_native_and_errs_little_is_measured(store, b
             assert {f"fast:{call.algorithm}" for call in fast.calls} == set(wanted[1:])
 
 
-def test_a_second_call_measures_nothing_and_another_size_only_that(
-    store, builtin, fast, monkeypatch
-):
+def test_a_second_call_measures_what_is_new(store, builtin, fast, monkeypatch):
     made, tensors = [], Kernel.tensors
     monkeypatch.setattr(Kernel, "tensors", lambda *a: made.append(a[1]) or tensors(*a))
     first = make(store, fast)
