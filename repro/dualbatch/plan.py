@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from repro.dualbatch.checks import choice, is_number, whole
+from repro.dualbatch.checks import choice, is_number, positive, whole
 from repro.measure import TimeModel
 
 Rounding = Literal["nearest", "floor"]
@@ -66,6 +66,16 @@ class DualBatchPlan:
     small_samples: int
     large_samples: int
     update_factor: float
+
+    def __post_init__(self) -> None:
+        """Refuse counts, batches and shares with which nothing can be trained."""
+        least = {"n_small": 0, "n_large": 0, "large_batch": 1, "samples": 1}
+        least |= {"small_samples": int(self.n_small > 0), "large_samples": int(self.n_large > 0)}
+        least |= {"small_batch": 1} if self.n_small else {}
+        for name, number in least.items():
+            whole(name, getattr(self, name), number)
+        for name in ("k", "update_factor"):
+            positive(name, getattr(self, name))
 
     @classmethod
     def solve(

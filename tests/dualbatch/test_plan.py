@@ -1,5 +1,6 @@
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -135,6 +136,9 @@ class TestParts:
         assert plan.time_of("large", TimeModel(1.0, 2.0)) == 13750 + 2 * 28
         with pytest.raises(ValueError, match=r"factor is 'cubic'; choose among linear, sqrt, none"):
             plan.factor_of("small", "cubic")
+        for name, value in {"small_batch": None, "large_samples": 0, "k": math.nan}.items():
+            with pytest.raises(ValueError, match=f"{name} is"):
+                replace(plan, **{name: value})
 
     def test_one_kind_alone(self):
         # Without small-batch workers k plays no part, and b may be anything.

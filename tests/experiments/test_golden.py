@@ -142,9 +142,7 @@ class TestComparison:
             "to the bit: losses, updates",
         ]
 
-    def test_a_planted_change_is_found_and_its_first_metric_named(
-        self, paper, computed, monkeypatch
-    ):
+    def test_a_planted_change_is_found_and_named(self, paper, computed, monkeypatch):
         monkeypatch.setattr(HERE, "LR", 0.1 + 1e-5)
         wrong = [line.partition("DIFFERS: ")[2] for line, agrees in lines(paper).items()
                  if not agrees]  # fmt: skip

@@ -234,9 +234,7 @@ class TestExecute:
         assert execute(toy, store)[0].done == 0
 
     @pytest.mark.parametrize("measures", [False, True])
-    def test_torchs_version_counts_where_time_or_memory_is_measured(
-        self, toy, store, monkeypatch, measures
-    ):
+    def test_torchs_version_counts_for_measurements(self, toy, store, monkeypatch, measures):
         toy.measures = measures
         execute(toy, store)
         versions = records.library_versions() | {"torch": "0.0"}
