@@ -21,7 +21,7 @@ def in_a_process(
         environment: Variables of the process, besides those of this one.
 
     Raises:
-        RuntimeError: It failed; the text ends as its error output does.
+        RuntimeError: It failed; the text ends as its error output does, without C++ frames.
     """
     module, _, name = entry.partition(":")
     code = f"import json, sys\nfrom {module} import {name}\n"
@@ -37,5 +37,8 @@ def in_a_process(
     )
     answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
     if done.returncode or not answers:
-        raise RuntimeError(f"the process of {entry} failed: {done.stderr[-2000:]}")
+        # An exception in a destructor has its message before dozens of C++ frames.
+        lines = (line for line in done.stderr.splitlines() if not line.startswith("frame #"))
+        said = "\n".join(lines)[-2000:]
+        raise RuntimeError(f"the process of {entry} failed: {said}")
     return json.loads(answers[-1].removeprefix(_ANSWER))

@@ -238,9 +238,9 @@ class Artefact:
 def _shortcomings(results: Results) -> Iterable[str]:
     """Yield a sentence for each kind of record that is missing or failed."""
     if lacking := sum(record.status == "out_of_memory" for record in results.records):
-        yield f"{lacking} runs ran out of memory."
+        yield f"{lacking} run{'s' * (lacking > 1)} ran out of memory."
     if results.failed:
-        yield f"{len(results.failed)} runs FAILED."
+        yield f"{len(results.failed)} run{'s' * (len(results.failed) > 1)} FAILED."
     # Of seeds that are missing the table's n tells.
     planned = {run for run, _ in results.expected if not run.extra}
     made = {identity(record.experiment, record.config, 0) for record in results.records}

@@ -13,8 +13,9 @@ def test_arguments_and_variables_go_there_and_the_result_comes_back():
     assert in_a_process("os:getpid", []) != os.getpid()
 
 
-def test_what_fails_there_is_told():
-    with pytest.raises(
-        RuntimeError, match=r"(?s)process of builtins:int failed: .*invalid literal"
-    ):
-        in_a_process("builtins:int", ["one"])
+def test_what_fails_there_is_told_without_frames(tmp_path, monkeypatch):
+    crash = "import sys\n\ndef now():\n    sys.exit('CUDA error\\n' + 99 * 'frame #1: a.so\\n')\n"
+    (tmp_path / "crashing.py").write_text(crash)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"^the process of crashing:now failed: CUDA error$"):
+        in_a_process("crashing:now", [])

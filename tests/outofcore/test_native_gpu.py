@@ -121,6 +121,39 @@ class TestTorch:
         plain = run(code.format(install=""))
         assert plain == run(code.format(install="installed = install(2 * MIB)") + counted)
 
+    @pytest.mark.parametrize("schedule", ["window", "paper"])
+    def test_swapping_through_chunks_keeps_every_value(self, monkeypatch, schedule):
+        code = """
+            from contextlib import nullcontext
+            from repro.models import resnet20
+            from repro.outofcore import OutOfCore
+            {install}
+            torch.backends.cudnn.deterministic = True
+            images, labels = torch.randn(64, 3, 32, 32).cuda(), torch.arange(64).cuda() % 10
+
+            def train(*options, n=5):
+                torch.manual_seed(0)
+                net = resnet20().cuda()
+                optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+                with OutOfCore(*options) if options else nullcontext() as block:
+                    for _ in range(n):
+                        optimizer.zero_grad()
+                        loss = torch.nn.functional.cross_entropy(net(images), labels)
+                        loss.backward()
+                        optimizer.step()
+                        print(loss.item().hex())
+                return block
+
+            trace = train(1 << 40).trace
+            {train}
+        """
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        swapped = f"""train((3 * trace.smallest_budget + trace.peak_bytes) // 4, None, "cuda", None,
+                  (), None, (), (), "{schedule}", n=20)"""
+        plain = run(code.format(install="torch.manual_seed(1)", train="train(n=20)"))
+        seeded = "installed = install(2 * MIB); torch.manual_seed(1)"
+        assert plain == run(code.format(install=seeded, train=swapped))
+
     def test_out_of_memory_is_an_error_that_can_be_caught(self):
         run("""
             installed = install(2 * MIB, 64 * MIB)
