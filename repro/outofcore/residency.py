@@ -302,7 +302,10 @@ class Residency:
             OSError: The copy failed, such as on a full disk; the device has the value.
         """
         if variable.outgoing is not None:
-            ticket, variable.outgoing = variable.outgoing[0], None
+            # The storage is held until the wait: freed before it, its memory could be unmapped
+            # while the copy still reads it.
+            ticket, _held = variable.outgoing
+            variable.outgoing = None
             try:
                 self.mover.wait(ticket)
             except OSError:

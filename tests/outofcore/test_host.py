@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from ooc_trainings import child
 
 from repro.measure import accelerator
 from repro.measure.accelerator import HostMemoryError
@@ -39,6 +40,27 @@ class TestPlaces:
             store.give_back(place)
         assert store._free.by_size == [(1024, slab, 0) for slab in range(store.total_bytes // 1024)]
         store.close()
+
+
+def test_what_is_dropped_is_freed_only_after_its_copy():
+    # Read after it was freed, it would end the process.
+    assert (
+        child("""
+        import torch
+        from repro.outofcore.host import HostStore, ThreadMover
+        from repro.outofcore.residency import Residency
+        store = HostStore("cpu", whole=True)
+        held = Residency(1 << 40, torch.device("cpu"), store, ThreadMover(store, 2**30))
+        tensors = [torch.zeros(2**24) for _ in range(3)]
+        variables = [held.find(tensor) for tensor in tensors]
+        for variable in variables:
+            held.swap_out(variable)
+        del tensors
+        held.settle(variables[2])  # its copy has yet to begin, behind the others
+        print(variables[2].peek())
+    """)
+        == "None"
+    )
 
 
 def test_host_memory_that_swapping_takes():
