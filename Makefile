@@ -48,9 +48,8 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab data test test-fast test-thorough test-exhaustive coverage \
-	unit unit-methods unit-dualbatch unit-experiments unit-rest unit-device unit-gpu nbval smoke \
-	smoke-simulated recipes docs doctor gpu reproduce-all \
-	thorough thorough-device golden $(PAPERS:%=reproduce-%) report status lint typecheck clean
+	unit-methods unit-dualbatch unit-experiments unit-rest unit-device unit-gpu nbval smoke \
+	smoke-simulated recipes docs doctor gpu reproduce-all golden $(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
 	@grep -hE '^[a-z%-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -87,50 +86,52 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 	$(REPRO) notebooks $(NOTEBOOK_$*) $(RUN_FLAGS) --profile $(CHOSEN)
 
 # Long ones first, one more than cores, since some wait for processes that they start.
-UNIT := unit-dualbatch unit-experiments unit-methods unit-gpu unit-device unit-rest
-METHODS := $(patsubst %,tests/%,$(filter-out dualbatch together,$(PAPERS)))
 PYTEST := $(BIN)/python -m pytest
-FAST := unit-methods unit-experiments unit-dualbatch unit-rest
-SHORT := not gpu and not exhaustive and not thorough
-test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
-	@$(MAKE) --no-print-directory -j3 --output-sync=target unit-dualbatch smoke $(UNIT) nbval
-
-unit: $(STAMP)  ## unit tests alone
-	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
-
-test-fast: $(STAMP)  ## the short unit tests, while you work: under two minutes on two cores
-	@$(MAKE) --no-print-directory -j3 --output-sync=target SHORT="$(SHORT) and not slow" $(FAST)
-
+METHODS := $(patsubst %,tests/%,$(filter-out dualbatch together,$(PAPERS)))
 # Some other tests go along, for they share toy records with those of the experiments.
 WITH_RECORDS := tests/experiments tests/test_cli.py tests/test_notebooks.py
+UNIT := unit-dualbatch unit-experiments unit-methods unit-rest
+CHOICE := not gpu and not exhaustive and not slow
+test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction: five minutes on two cores
+	@$(MAKE) --no-print-directory -j3 --output-sync=target smoke $(UNIT) unit-gpu unit-device nbval
+
+test-fast: $(STAMP)  ## unit tests alone, without an accelerator's, while you work
+	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
+
+test-thorough: $(STAMP)  ## what make test leaves to CI: tests that take seconds each
+	@$(MAKE) --no-print-directory -j3 --output-sync=target CHOICE="slow and not gpu and not exhaustive" \
+		ON_DEVICE="slow and not exhaustive" $(UNIT) unit-device
+
 unit-experiments: $(STAMP)
-	@$(PYTEST) -m "$(SHORT)" $(WITH_RECORDS)
+	@$(PYTEST) -m "$(CHOICE)" $(WITH_RECORDS)
 
 unit-methods: $(STAMP)
-	@$(PYTEST) -m "$(SHORT)" $(METHODS)
+	@$(PYTEST) -m "$(CHOICE)" $(METHODS)
 
 # By itself, as it waits for the processes of clusters.
 unit-dualbatch: $(STAMP)
-	@$(PYTEST) -m "$(SHORT)" tests/dualbatch
+	@$(PYTEST) -m "$(CHOICE)" tests/dualbatch
 
 unit-rest: $(STAMP)
-	@$(PYTEST) -m "$(SHORT)" tests $(WITH_RECORDS:%=--ignore %) $(METHODS:%=--ignore %) \
+	@$(PYTEST) -m "$(CHOICE)" tests $(WITH_RECORDS:%=--ignore %) $(METHODS:%=--ignore %) \
 		--ignore tests/simulated_device --ignore tests/dualbatch
+
+# By themselves: a process that has loaded the simulated device keeps it.
+ON_DEVICE := not slow and not exhaustive
+unit-device: $(STAMP)
+	@$(PYTEST) -m "$(ON_DEVICE)" tests/simulated_device
+
+# Only the files that have such tests: to collect the others takes longer than to run these.
+unit-gpu: $(STAMP)
+	@$(PYTEST) -m gpu $$(grep -rl --include='test_*.py' \
+		--exclude-dir=simulated_device 'mark\.gpu' tests)
 
 coverage: $(STAMP)  ## which lines the unit tests run, in their own processes, and which not
 	@rm -f .coverage .coverage.*
 	@failed=0; $(MAKE) --no-print-directory -j3 --output-sync=target \
-		PYTEST="$(BIN)/python -m coverage run -m pytest" $(FAST) || failed=1; \
+		PYTEST="$(BIN)/python -m coverage run -m pytest" CHOICE="not gpu and not exhaustive" \
+		$(UNIT) || failed=1; \
 	$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report; exit $$failed
-
-test-thorough: $(STAMP)  ## what make test leaves to CI: more of the kind, some seconds each
-	@$(MAKE) --no-print-directory -j2 --output-sync=target thorough thorough-device
-
-thorough: $(STAMP)
-	@$(PYTEST) -m "thorough and not exhaustive" tests --ignore tests/simulated_device
-
-thorough-device: $(STAMP)
-	@$(PYTEST) -m "thorough and not exhaustive" tests/simulated_device
 
 golden: $(STAMP)  ## compute the cheapest reference records again: has a result changed?
 	@$(REPRO) verify
@@ -138,15 +139,6 @@ golden: $(STAMP)  ## compute the cheapest reference records again: has a result 
 test-exhaustive: $(STAMP)  ## what CI leaves out: long tests of what others show in small
 	@$(BIN)/python -m pytest -m "exhaustive and not gpu" tests --ignore tests/simulated_device
 	@$(BIN)/python -m pytest -m exhaustive tests/simulated_device
-
-# By themselves: a process that has loaded the simulated device keeps it.
-unit-device: $(STAMP)
-	@$(BIN)/python -m pytest -m "not exhaustive and not thorough" tests/simulated_device
-
-# Only the files that have such tests: to collect the others takes longer than to run these.
-unit-gpu: $(STAMP)
-	@$(BIN)/python -m pytest -m gpu $$(grep -rl --include='test_*.py' \
-		--exclude-dir=simulated_device 'mark\.gpu' tests)
 
 nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
 	@$(BIN)/python -m pytest -p no:warnings --nbval --nbval-sanitize-with notebooks/sanitize.cfg \

@@ -14,7 +14,7 @@ from invented import make_record
 from repro.records import RecordStore
 
 # Fixtures that take many seconds, and save them for the tests that follow.
-SHARED = {"smoke", "toys", "scenarios", "found", "driver_folder"}
+SHARED = {"smoke", "toys", "scenarios", "found", "findings", "driver_folder"}
 
 pytest_plugins = ["simulated_device.plugin"]  # an accelerator for the tests marked gpu
 

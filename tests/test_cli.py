@@ -360,7 +360,7 @@ class TestPlantedRecords:
         if command[-1] == "--setup":
             assert "alert(1)" in out and r"\x1b]0;m\x07" in out
 
-    @pytest.mark.thorough
+    @pytest.mark.slow
     def test_in_the_report(self, run, planted, monkeypatch):
         monkeypatch.setattr(showing, "PAPERS", ["mbs"])
         code, _, err = run("report", "--profile", "smoke")

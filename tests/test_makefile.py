@@ -23,9 +23,9 @@ case "$*" in *default_profile*) echo quick;; esac
 exit "${FAILS_WITH:-0}"
 """
 TARGETS = (
-    *("help", "setup", "doctor", "lab", "data", "test", "unit", "nbval", "smoke", "reproduce-all"),
+    *("help", "setup", "doctor", "lab", "data", "test", "nbval", "smoke", "reproduce-all"),
     *("reproduce-mbs", "reproduce-microconv", "reproduce-together"),
-    *("report", "status", "lint", "typecheck", "test-fast", "coverage"),
+    *("report", "status", "lint", "typecheck", "test-fast", "test-thorough", "coverage"),
 )
 
 

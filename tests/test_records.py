@@ -350,7 +350,7 @@ def run_and_kill(folder: Path, records_before_kill: int) -> int:
     return process.returncode
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_killed_run_loses_at_most_the_record_in_flight(tmp_path, monkeypatch, capsys):
     store = RecordStore(tmp_path / "local" / "smoke")
     written = {}

@@ -178,7 +178,7 @@ class TestDivergence:
         assert [s.diverging for s in steps] == [False] * 10 + [True] * 4 + [False] * 2
         assert [s.batch_size for s in steps] == [8] * 3 + [16] * 13
 
-    @pytest.mark.thorough
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
     @pytest.mark.parametrize("distance", [lambda i: i**0.5, float, lambda i: 5.0 + 0.01 * i])
     def test_noise_is_no_progress(self, distance):

@@ -224,7 +224,7 @@ class TestFailures:
         with pytest.raises(CheckpointError, match=r"replaced, and loss_fn.count changed as the tr"):
             train(make_plan(1, 1), engine="ray", loss_fn=Counting())
 
-    @pytest.mark.thorough
+    @pytest.mark.slow
     def test_what_changes_in_the_driver_alone(self, started):
         scale = [1.0]
 
@@ -322,7 +322,7 @@ class TestRuns:
         with pytest.raises(ClusterError, match=r"the workers need 18 CPU, the cluster has 16; add"):
             train(make_plan(1, 1), engine="ray", cpus_per_worker=9)
 
-    @pytest.mark.thorough
+    @pytest.mark.slow
     def test_a_cluster_without_room(self, started, monkeypatch):
         monkeypatch.setattr(cluster, "PLACE_S", 5.0)
         holder = ray.remote(Holder).options(num_cpus=15).remote()

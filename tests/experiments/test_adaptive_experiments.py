@@ -149,7 +149,7 @@ class TestProcesses:
         assert layer.weight.grad.tolist() == [2.0, 2.0, 2.0] and x.grad.tolist() == [[1.0], [1.0]]
 
     @pytest.mark.slow
-    @pytest.mark.thorough
+    @pytest.mark.slow
     def test_averaging_hides_under_computation(self):
         (run,) = overlap.runs("quick", CHOSEN)
         changes = {"ratios": {"1": 1.0}, "repeats": 4}

@@ -39,7 +39,7 @@ def test_peak_and_work_of_first_steps():
     assert work.flops == 4 * (3 * 2 * 512 * 5 + 2 * 2 * 8 * 64 * 27)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_resnet101_fits_the_papers_card_as_in_the_paper():
     paper = load_paper("mbs")
     found = [

@@ -69,6 +69,7 @@ def test_what_is_no_list_is_refused(tmp_path, text, said):
         gpu.read(tmp_path / "list.toml")
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_computed_once_and_archived(folder):
     lines = []
     assert gpu.compute([TRAIN, MEASURE], SMOKE, 5, folder, lines.append)
@@ -85,7 +86,7 @@ def test_what_is_missing_is_computed_once_and_archived(folder):
     assert [run.seeds for run in planned.left] == [(2,)] and planned.row()["missing"] == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_of_another_device_measurements_alone_are_missing(results_folder, monkeypatch):
     store = RecordStore(results_folder / "reference" / "another" / "smoke")
     gpu_lines: list[str] = []
@@ -112,6 +113,7 @@ def test_nothing_begins_that_would_not_end_or_has_no_data(folder):
     assert lines[1:] == [f"{lacking}: left out, for cifar10 is not here"]
 
 
+@pytest.mark.slow
 def test_a_piece_that_fails_is_told_and_the_next_is_tried(folder, monkeypatch):
     monkeypatch.setattr(gpu, "_GENEROUS", -100.0)  # so that each is ended at once
     lines = []
@@ -119,7 +121,7 @@ def test_a_piece_that_fails_is_told_and_the_next_is_tried(folder, monkeypatch):
     assert [line.partition(": ")[2][:11] for line in lines] == ["ended after"] * 2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_in_the_middle_it_goes_on_where_it_was(folder, results_folder, tmp_path, how):
     pieces = tmp_path / "list.toml"

@@ -73,7 +73,7 @@ class TestMeasured:
 class TestChild:
     """On a GPU each measurement has a process of its own; the same on the CPU."""
 
-    @pytest.mark.thorough
+    @pytest.mark.slow
     def test_it_returns_what_it_measured(self):
         outcome = measuring.measure_in_child(_MEASURED | {"mode": "schedule", "batch": 32}, "cpu")
         assert len(outcome.timings["iteration"].samples_s) == 2
@@ -155,7 +155,7 @@ def one_thread():
 class TestTraces:
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        "toy", [TRACED[0], pytest.param(TRACED[1], marks=pytest.mark.thorough)], ids=NAMES
+        "toy", [TRACED[0], pytest.param(TRACED[1], marks=pytest.mark.slow)], ids=NAMES
     )
     def test_an_extended_trace_is_that_of_training(self, toy):
         step = building.training_step(toy | {"batch": 7}, "cpu")

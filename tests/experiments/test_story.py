@@ -70,7 +70,7 @@ def test_a_placeholder_of_several_cases_names_one():
         story.filled("{table4.overhead_halved}", source.paper, story.looking(source))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["00_overview", *(load_paper(key).notebook for key in PAPERS)])
 def test_a_notebook_opens_with_what_the_reference_records_say(name):
     import nbformat

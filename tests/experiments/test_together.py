@@ -65,6 +65,7 @@ class TestUnderALimit:
             assert point["fits"] and 1 <= point["micro"] <= 4
             assert point["gradient_error"] < 1e-5 and point["batchnorm_error"] is None
 
+    @pytest.mark.slow
     def test_with_batchnorm(self):
         for point in measured(RESNET, "outofcore_file"):  # which swaps the whole
             assert point["fits"] and point["gradient_error"] == point["batchnorm_error"] == 0
@@ -190,7 +191,7 @@ class TestClaimsUnderALimit:
 
 class TestAdvice:
     @pytest.mark.slow
-    @pytest.mark.thorough
+    @pytest.mark.slow
     def test_a_toy_is_predicted_as_it_is_measured(self):
         config = RESNET | {"modes": ["undivided", "mbs", "outofcore"], "probe_s": 0.2}
         found = measuring.predict_limit(config, 0, None, "cpu")

@@ -119,7 +119,7 @@ def test_processes_are_handed_nothing_more_once_it_is_time(tmp_path):
     assert sorted(done) == [0, 1, 2] and asked == [0, 1, 2, 3]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_measurements_wait_until_the_processes_have_ended(tmp_path):
     store = RecordStore(tmp_path)
     tally, said = execute(store, wait=0.2)
@@ -136,7 +136,7 @@ def test_measurements_wait_until_the_processes_have_ended(tmp_path):
     assert again == replace(running.Tally(), stood=8)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_a_killed_process_leaves_is_computed_here(tmp_path):
     store = RecordStore(tmp_path)
     tally, said = execute(store, kill=1)

@@ -151,7 +151,7 @@ print(codes)
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_fork
 def test_several_processes_write_into_one_file(path):
     workers, count = 4, 25

@@ -103,7 +103,7 @@ class TestOthers:
             assert train(1.0) == wanted[0]
         assert block.statistics.bytes_in > 0
 
-    @pytest.mark.thorough
+    @pytest.mark.slow
     def test_asynchronous_collectives(self, tmp_path):
         """Gradients that are being averaged stay; and what is reduced in place is not lost."""
         code = """
@@ -142,7 +142,7 @@ class TestOthers:
         """
         assert child(code, str(tmp_path / "meet")) == "[0, 0]"
 
-    @pytest.mark.thorough
+    @pytest.mark.slow
     def test_a_forked_worker_reads_what_is_away(self, tmp_path):
         code = """
             import os, sys, torch

@@ -116,7 +116,7 @@ def assert_same(ours: Training, plain: Training) -> None:
     [
         "unet",
         "views",
-        *(pytest.param(m, marks=pytest.mark.thorough) for m in ("resnet20", "densenet")),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("resnet20", "densenet")),
     ],
 )
 def test_training_is_bit_identical_at_every_budget(model, optimizer):
@@ -226,7 +226,7 @@ def addresses(training: Training, i: int, where: str) -> None:
     "at",
     [
         clip,
-        *(pytest.param(at, marks=pytest.mark.thorough)
+        *(pytest.param(at, marks=pytest.mark.slow)
           for at in (changed_step, evaluate, save, addresses)),
     ],
     ids=lambda at: at.__name__,

@@ -40,7 +40,7 @@ def test_without():
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_session_with_the_plugin(tmp_path: Path):
     (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n", encoding="utf-8")

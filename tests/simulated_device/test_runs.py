@@ -39,7 +39,7 @@ def test_a_record_says_where_it_ran_and_stands_for_another_name(sim, tmp_path):
     assert "--device sim:0" in found["sim"].command
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_doctor_looks_at_any_accelerator(sim, monkeypatch):
     monkeypatch.setattr(doctor, "_COPIED_BYTES", 2**20)
     found = doctor.examine("sim:0")

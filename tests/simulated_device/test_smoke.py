@@ -11,7 +11,7 @@ from simulated_device.checking import checked
 from simulated_device.smoke import carry_out, one_of_each_kind, runs_of
 
 SHORT = ("outofcore", "microconv")  # which have the most code of a device's own
-THOROUGH = [pytest.param(name, marks=pytest.mark.thorough) for name in PAPERS if name not in SHORT]
+THOROUGH = [pytest.param(name, marks=pytest.mark.slow) for name in PAPERS if name not in SHORT]
 
 
 @pytest.mark.parametrize("name", [*SHORT, *THOROUGH])

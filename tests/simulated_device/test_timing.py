@@ -104,7 +104,7 @@ CASES = [
     ("residual", 0.3, "packed"),
     ("perceptron", 0.4, "paper"),
     ("attention", 0.2, "window"),
-    *(pytest.param(*case, marks=pytest.mark.thorough) for case in THOROUGH),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in THOROUGH),
     *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EXHAUSTIVE),
 ]
 
