@@ -99,7 +99,7 @@ test-fast: $(STAMP)  ## unit tests alone, without an accelerator's, while you wo
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
 
 test-thorough: $(STAMP)  ## what make test leaves to CI: tests that take seconds each
-	@$(MAKE) --no-print-directory -j3 --output-sync=target CHOICE="slow and not gpu and not exhaustive" \
+	@$(MAKE) --no-print-directory -j2 --output-sync=target CHOICE="slow and not gpu and not exhaustive" \
 		ON_DEVICE="slow and not exhaustive" $(UNIT) unit-device
 
 unit-experiments: $(STAMP)
