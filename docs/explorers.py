@@ -9,9 +9,9 @@ from pathlib import Path
 
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.explorer import Explorer
+from repro.experiments.processes import Workers
 from repro.experiments.query import find_source
 from repro.experiments.story import looking
-from repro.experiments.workers import Workers
 
 FOLDER = Path(__file__).parents[1] / "build" / "report" / "explorers"
 

@@ -172,17 +172,20 @@ def run(
     estimated. The exit code is 1 where one fails.
     """
     from repro import terminal
-    from repro.experiments import arguments, carrying_out
+    from repro.experiments import arguments, find_targets
     from repro.experiments import run as running
 
-    choices = carrying_out.Choices.of(targets, seeds, only, changes)
+    kept = [arguments.parse_choice(text) for text in only or ()]
+    changed = [arguments.parse_choice(text) for text in changes or ()]
+    listed = arguments.parse_seeds(seeds)
+    named = find_targets(targets)
     profile = profile or arguments.default_profile()
     end = arguments.ending(until, hours)
     if tried:
         from repro.experiments import dry_run
 
         given = {"device": device, "data": data, "dataset": dataset, "address": address}
-        rows = carrying_out.try_runs(choices, profile, on, given, _tell)
+        rows = dry_run.try_runs(named, profile, on, given, listed, kept, changed, _tell)
         typer.echo(terminal.table(rows, f"Dry run, profile {profile}"))
         typer.echo(terminal.prose(dry_run.GROUNDS))
         raise typer.Exit(any(row["result"].startswith(dry_run.FAILS) for row in rows))
@@ -191,14 +194,14 @@ def run(
         profile=profile,
         device=device,
         root=data,
-        seeds=choices.seeds,
+        seeds=listed,
         retry_failed=retry_failed,
-        choices=choices.text,
+        changed=changed,
         until=end,
     )
     if stand_in:
         os.environ[arguments.STAND_IN] = "1"
-    failed = carrying_out.compute(choices, setting, dataset or (), address, workers, typer.echo)
+    failed = running.compute(named, setting, kept, dataset or (), address, workers, typer.echo)
     raise typer.Exit(1 if failed else 0)
 
 

@@ -16,10 +16,9 @@ from typing import Any
 from repro.experiments import arguments
 from repro.experiments.design import Experiment, Paper, Run, imported
 from repro.experiments.one_run import carry_out, load
-from repro.experiments.progress import seconds_of
+from repro.experiments.processes import WorkerDied, Workers, default_count
 from repro.experiments.query import find_source
-from repro.experiments.run import Setting, Step
-from repro.experiments.workers import WorkerDied, Workers, default_count
+from repro.experiments.run import Setting, Step, seconds_of
 from repro.records import Record, library_versions
 
 CLOSE = 1e-5  # relative, on another kind of processor

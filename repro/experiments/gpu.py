@@ -24,7 +24,7 @@ from typing import Any
 from repro.experiments import arguments, find_artefacts
 from repro.experiments import run as running
 from repro.experiments.design import SEEDS, Paper, Run, UsageError
-from repro.experiments.workers import WorkerDied, Workers
+from repro.experiments.processes import WorkerDied, Workers
 from repro.measure.files import replacing
 from repro.measure.host import cores
 from repro.records import RecordStore, identity, local_store, reference_stores

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from repro import report
 from repro.experiments import (
     arguments,
-    carrying_out,
     load_paper,
     query,
     recipes,
@@ -23,7 +22,7 @@ from repro.experiments import (
 from repro.experiments.design import LONG, SETTINGS
 from repro.experiments.judge import WORDS
 from repro.experiments.query import LOCAL, Results
-from repro.experiments.run import Setting
+from repro.experiments.run import Setting, compute
 
 MOST_VERDICTS = 3  # of an artefact, in sight
 
@@ -66,8 +65,7 @@ class Session:
             arguments.parse_seeds(seeds),
         )
         named = [(self.paper, list(self.paper.artefacts.values()))]
-        choices = carrying_out.Choices(named, setting.seeds, (), ())
-        carrying_out.compute(choices, setting, (), None, 1, self._tell)
+        compute(named, setting, workers=1, tell=self._tell)
         # Artefacts that `long` does not run may be a reference's.
         self.source = query.find_source(self.paper, profile, None if profile == LONG else LOCAL)
         # The text above this cell tells of the reference records.

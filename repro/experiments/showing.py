@@ -10,9 +10,9 @@ from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary
 from repro.experiments.arguments import Choices, with_changes
 from repro.experiments.design import SETTINGS, Artefact, UsageError, paper_toml
 from repro.experiments.judge import WORDS
+from repro.experiments.processes import Workers
 from repro.experiments.query import Results, Source, find_source, results_of
 from repro.experiments.summary import Row
-from repro.experiments.workers import Workers
 from repro.measure.files import regular, replacing
 from repro.measure.host import cores
 from repro.records import check_writable, commit_state, identity, library_versions, now
