@@ -235,7 +235,6 @@ def paired_ratio(
     digits: int = 2,
     *,
     trials: str = "rounds",
-    look: Collection[int] = (),
 ) -> Estimate:
     """Return the ratio of times that were taken in turns, first over second, round by round.
 
@@ -250,8 +249,8 @@ def paired_ratio(
     if len(first) != len(second):
         raise ValueError(f"{len(first)} values cannot pair with {len(second)}")
     rounds = range(len(first))
-    paired = [BySeed(values, rounds, look) for values in (first, second)]
-    return contrast(paired, [1, -1], log=True, digits=digits, trials=trials)
+    paired = [BySeed(values, rounds) for values in (first, second)]
+    return ratio(*paired, digits, trials=trials)
 
 
 def mean_of(
@@ -273,12 +272,10 @@ def unsure(value: float, log: bool = False, unit: str = "", digits: int = 2) -> 
 
 @cache
 def _quantile(dof: float, probability: float) -> float:
-    """Return a quantile of Student's t."""
-    if math.isnan(dof):
-        return math.nan
-    from scipy.special import ndtri, stdtrit  # scipy.stats takes a second to import
+    """Return a quantile of Student's t; NaN where no spread is known."""
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
 
-    return float(ndtri(probability) if math.isinf(dof) else stdtrit(dof, probability))
+    return float(stdtrit(dof, probability))
 
 
 Part = tuple[str, str]  # a word of WORDS, and its evidence

@@ -7,7 +7,7 @@ own hides no reference of another run.
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,6 +207,13 @@ class Source:
     paper: Paper
     stores: Mapping[tuple[str, str], RecordStore]  # by (device or local, profile), worst first
     profile: str | None = None  # the only one that counts; None for the best of each artefact
+    _looked: dict[str, Results] = field(default_factory=dict, init=False, compare=False)
+
+    def look(self, name: str) -> Results:
+        """Return the records of one of the paper's artefacts, which are gathered once."""
+        if name not in self._looked:
+            self._looked[name] = results_of(self.paper.artefacts[name], self)
+        return self._looked[name]
 
     @cached_property
     def records(self) -> dict[tuple[str, str], list[Record]]:

@@ -14,7 +14,6 @@ from repro.experiments import (
     arguments,
     load_paper,
     query,
-    recipes,
     story,
     summary,
     view,
@@ -79,7 +78,7 @@ class Session:
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
-        return query.results_of(self.paper.artefacts[name], self.source)
+        return self.source.look(name)
 
     def show(self, name: str) -> None:
         """Show an artefact: verdicts on three of its claims, promises first, figure and caption.
@@ -156,7 +155,7 @@ class Session:
         if failed := [row for row in judged if "why_not" in row]:
             why = report.TableView(summary.frame(failed, ("claim", "why_not")))
             display(report.Folded(f"{len(failed)} that did not hold, and why", why))
-        recipe = report.TableView(summary.frame(recipes.recipe(self.paper)))
+        recipe = report.TableView(summary.frame(story.recipe(self.paper)))
         display(report.Folded("Recipe: the paper's, and each profile's", recipe))
         display(self.provenance())
 

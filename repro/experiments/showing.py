@@ -207,12 +207,12 @@ def _chapter(asked: tuple[str, str | None, str | None, Path]) -> tuple[list[str]
     """
     key, profile, device, path = asked
     source = find_source(load_paper(key), profile, device)
-    paper, look, rows = source.paper, story.looking(source), []
+    paper, rows = source.paper, []
     lead = f"{paper.citation}. Records: {source.label}."
     blocks = [f"## {report.markdown(paper.title)}", report.markdown(lead)]
-    blocks.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source, look)))
+    blocks.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source)))
     for artefact in paper.artefacts.values():
-        results = look(artefact.name)
+        results = source.look(artefact.name)
         with summary.naming_bad_records(source, artefact, results):
             rows += _section(source, artefact, results, path, blocks)
     return blocks, rows

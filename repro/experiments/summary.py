@@ -25,7 +25,6 @@ from repro.experiments.query import (
     Source,
     find_source,
     of_reference,
-    results_of,
 )
 from repro.experiments.view import devices
 from repro.records import Record, RecordError, local_store
@@ -173,8 +172,8 @@ def _fails(artefact: Artefact, results: Results, records: Sequence[Record]) -> b
 def paper_verdicts(source: Source) -> list[Row]:
     """Return all verdicts on a paper."""
     rows = []
-    for artefact in source.paper.artefacts.values():
-        rows += verdicts(source.paper, artefact, results_of(artefact, source))
+    for name, artefact in source.paper.artefacts.items():
+        rows += verdicts(source.paper, artefact, source.look(name))
     return rows
 
 
@@ -236,7 +235,7 @@ def status(profile: str | None = None) -> list[Row]:
             for artefact in paper.artefacts.values():
                 if artefact.parts:
                     continue  # each is counted by itself
-                results = results_of(artefact, source)
+                results = source.look(artefact.name)
                 words = [record.status for record in results.records]
                 rows.append(
                     {
