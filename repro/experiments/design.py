@@ -135,7 +135,11 @@ class Run:
     extra: bool = field(default=False, compare=False)
 
     def __hash__(self) -> int:
-        return hash(identity(self.experiment, self.config, 0))
+        return hash(self.identity(0))
+
+    def identity(self, seed: int) -> str:
+        """Return the `identity` of its record with a seed."""
+        return identity(self.experiment, self.config, seed)
 
     @property
     def by_processes(self) -> bool:
@@ -155,8 +159,7 @@ def paper_toml(paper: str) -> dict[str, Any]:
 
 def reported(paper: str) -> dict[str, Any]:
     """Return the numbers that a paper reports."""
-    numbers: dict[str, Any] = paper_toml(paper)["reported"]
-    return numbers
+    return dict(paper_toml(paper)["reported"])
 
 
 @dataclass(frozen=True)
@@ -230,8 +233,7 @@ class Claim:
         if isinstance(case, Exact):
             word = "reproduced" if case.holds else judge.NOT_REPRODUCED
             return word, f"{name} {case.text}".strip()
-        side = _RULES[self.rule]
-        label = case.label or name
+        side, label = _RULES[self.rule], case.label or name
         if self.margin is not None:
             word, text = judge.equivalence(label, case, self._of(self.margin, name), side=side)
         elif side:
@@ -422,7 +424,7 @@ def _shortcomings(results: Results) -> Iterable[str]:
     # Of seeds that are missing the table's n tells.
     planned = {run for run, _ in results.expected if not run.extra}
     made = {identity(record.experiment, record.config, 0) for record in results.records}
-    if lacking := sum(identity(run.experiment, run.config, 0) not in made for run in planned):
+    if lacking := sum(run.identity(0) not in made for run in planned):
         yield f"Not run: {lacking} of {len(planned)} configurations."
 
 
@@ -487,12 +489,11 @@ class Paper:
             experiments[name] = Experiment(**{**row, **modules, "name": name, "timed": timed})
         datasets = content.get("datasets", {profile: {} for profile in COMPUTING_PROFILES})
         texts = {name: content[name] for name in ("title", "citation", "notebook")}
-        options = content.get("options", {})
         return cls(
             key,
             experiments=experiments,
             artefacts=_Artefacts(key),
             datasets=datasets,
-            options=options,
+            options=content.get("options", {}),
             **texts,
         )

@@ -24,7 +24,8 @@ from repro.datasets import ImageData, Split
 from repro.datasets.catalogue import TRAIN_SHARE
 from repro.experiments import arguments
 from repro.experiments.design import SEEDS, Artefact, Paper, Run, UsageError
-from repro.experiments.replay import Enough
+from repro.experiments.one_run import Enough
+from repro.experiments.run import Setting
 from repro.measure import MemoryMeter, is_out_of_memory
 from repro.measure.datasheets import DEVICES, GIB, LAUNCH_S, REACHED
 from repro.measure.fake_tensors import NotedOperations, Work, imagined
@@ -202,24 +203,20 @@ def try_first_steps(paper: Paper, run: Run) -> Tried:
 
 def try_runs(
     named: Sequence[tuple[Paper, Sequence[Artefact]]],
-    profile: str,
+    setting: Setting,
+    kept: arguments.Choices,
     on: str,
     given: Mapping[str, Any],
-    seeds: tuple[int, ...] | None,
-    kept: arguments.Choices,
-    changed: arguments.Choices,
     tell: Callable[[str], None],
 ) -> list[dict[str, str]]:
     """Try the first steps of runs.
 
     Args:
         named: Papers with some of their artefacts.
-        profile: Of the runs: ``gpu`` or ``paper``.
+        setting: Profile (``gpu`` or ``paper``), seeds and changes of the runs.
+        kept: Keys and values of ``--only``; see `arguments.only`.
         on: A device of `DEVICES`, by whose data sheet times are estimated.
         given: Options that mean nothing here, by name.
-        seeds: Instead of the profile's.
-        kept: Keys and values of ``--only``; see `arguments.only`.
-        changed: Keys and values of ``--set``; see `arguments.changed_runs`.
         tell: Called with each run's name before it is tried.
 
     Returns:
@@ -235,6 +232,7 @@ def try_runs(
             f"--dry-run needs neither data nor device, and takes no --{name}; leave it out "
             "(--on names the device whose time is estimated)"
         )
+    profile, seeds = setting.profile, setting.seeds
     if profile not in ("gpu", "paper"):
         raise UsageError(
             f"--dry-run tries what a GPU would run, and the profile is {profile}; "
@@ -248,7 +246,7 @@ def try_runs(
         chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
         plan = arguments.plan(paper, artefacts, profile, chosen)
         # Choices are of the whole plan: an artefact may lack the key, as where all is computed.
-        varied = arguments.changed_runs(paper, plan, changed)
+        varied = arguments.changed_runs(paper, plan, setting.changed)
         wanted = set(arguments.only(list(varied.values()), kept))
         tried: dict[Run, Tried] = {}
         for artefact in artefacts:

@@ -27,7 +27,7 @@ from repro.experiments.design import SEEDS, Paper, Run, UsageError
 from repro.experiments.processes import WorkerDied, Workers
 from repro.measure.files import replacing
 from repro.measure.host import cores
-from repro.records import RecordStore, identity, local_store, reference_stores
+from repro.records import RecordStore, local_store, reference_stores
 
 LIST = Path(__file__).with_name("gpu.toml")
 ARCHIVE, LOG, DOCTOR = "records.tar.gz", "log.txt", "doctor.json"
@@ -198,8 +198,7 @@ def _recorded(paper: Paper, profile: str, device: str | None) -> set[str]:
 
 
 def _lacking(run: Run, recorded: set[str]) -> tuple[int, ...]:
-    names = {seed: identity(run.experiment, run.config, seed) for seed in run.seeds or ()}
-    return tuple(seed for seed, name in names.items() if name not in recorded)
+    return tuple(seed for seed in run.seeds or () if run.identity(seed) not in recorded)
 
 
 def compute(

@@ -249,8 +249,7 @@ def paired_ratio(
     if len(first) != len(second):
         raise ValueError(f"{len(first)} values cannot pair with {len(second)}")
     rounds = range(len(first))
-    paired = [BySeed(values, rounds) for values in (first, second)]
-    return ratio(*paired, digits, trials=trials)
+    return ratio(BySeed(first, rounds), BySeed(second, rounds), digits, trials=trials)
 
 
 def mean_of(

@@ -89,7 +89,7 @@ class Step:
     @property
     def name(self) -> str:
         """The same for all seeds of a run."""
-        return identity(self.run.experiment, self.run.config, 0)
+        return self.run.identity(0)
 
     def __str__(self) -> str:
         return f"{self.run} seed {self.seed}"
