@@ -62,12 +62,9 @@ class BySeed(list[float]):
 
     @classmethod
     def of(
-        cls,
-        records: Sequence["Record"],
-        read: Callable[["Record"], float],
-        look: Collection[int] = (),
+        cls, records: Iterable["Record"], read: Callable[["Record"], float], look: Any = ()
     ) -> "BySeed":
-        """Read a value of every record; see `design.Results.cell`."""
+        """Read a value of every record; see `query.Results.cell`."""
         return cls(map(read, records), (record.seed for record in records), look)
 
     def logs(self) -> "BySeed":
@@ -287,10 +284,6 @@ class Verdict:
     word: str
     evidence: str
     cases: Cases = field(default_factory=dict, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.word not in WORDS:
-            raise ValueError(f"verdict is {self.word!r}; allowed are {', '.join(WORDS)}")
 
 
 def direction(

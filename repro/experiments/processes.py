@@ -6,6 +6,7 @@ model is too little work to divide.
 
 import concurrent.futures
 import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -40,9 +40,9 @@ class Workers:
     They leave Ctrl-C to this process, and end when it ends, however that comes.
 
     Args:
-        count: How many; less than two are none, and `map` is not to be called.
+        count: How many; with less than two this process computes itself.
         each_new: Whether every item gets a process that has computed nothing before: what is
-            measured in it shares no place in memory with earlier work. Here one will do.
+            measured in it shares no place in memory with earlier work. One is a process, too.
         threads: That each computes with.
     """
 
@@ -76,6 +76,9 @@ class Workers:
         Raises:
             WorkerDied: One was killed; all others are ended, and later calls start anew.
         """
+        if not self and not self._most_items:
+            yield from ((item, function(item)) for item in itertools.takewhile(goes_on, items))
+            return
         if self._pool is None:
             spawning = multiprocessing.get_context("spawn")
             ends, self._alive = spawning.Pipe(duplex=False)
@@ -88,13 +91,9 @@ class Workers:
             )
         try:
             running: dict[concurrent.futures.Future[Result], Item] = {}
-            waiting = deque(items)
+            waiting = itertools.takewhile(goes_on, items)
             while True:
-                while waiting and len(running) < self.count:
-                    if not goes_on(waiting[0]):
-                        waiting.clear()
-                        break
-                    item = waiting.popleft()
+                for item in itertools.islice(waiting, self.count - len(running)):
                     running[self._pool.submit(function, item)] = item
                 if not running:
                     return
@@ -128,8 +127,7 @@ def _begin(ends: Connection, threads: int) -> None:
 
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()  # with what it starts, which ignores Ctrl-C, too
+    os.setpgrp()  # with what it starts, which ignores Ctrl-C, too
     threading.Thread(target=_end_with, args=(ends,), daemon=True).start()
 
 
@@ -137,9 +135,7 @@ def _end_with(ends: Connection) -> None:
     """End this process and its children when its starter closes the pipe, or ends itself."""
     with suppress(EOFError):
         ends.recv()
-    if hasattr(os, "killpg"):
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    os._exit(1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 _ANSWER = "answer: "  # libraries may print lines, too

@@ -188,8 +188,7 @@ def write_report(
         terminal.Bar("report", len(asked), sys.stderr.isatty()) as bar,
         Workers(min(len(asked), cores())) as workers,
     ):
-        made = workers.map(_chapter, asked) if workers else ((a, _chapter(a)) for a in asked)
-        for (key, *_), chapter in made:
+        for (key, *_), chapter in workers.map(_chapter, asked):
             chapters[key] = chapter
             bar.advance()
     rows = [row for key in PAPERS for row in chapters[key][1]]

@@ -361,12 +361,11 @@ def _value(row: Mapping[str, Any], runs: Sequence[Run], profile: str) -> str:
 
 def _at(config: Mapping[str, Any], key: str) -> Any:
     value: Any = config
-    for part in key.split("."):
-        if isinstance(value, list) and part.isdigit():
-            value = value[int(part)]
-        else:
-            value = value.get(part, ...) if isinstance(value, Mapping) else ...
-    return value
+    with suppress(LookupError, TypeError, ValueError):
+        for part in key.split("."):
+            value = value[int(part) if isinstance(value, list) else part]
+        return value
+    return ...
 
 
 def _text(value: Any) -> str:
