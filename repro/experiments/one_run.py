@@ -178,60 +178,13 @@ class Enough(BaseException):
 class FirstSteps:
     """The first steps of a training.
 
-    Args:
-        stop: Whether the training ends with them, by `Enough`.
-
     Attributes:
         entry: The record's: the losses that were differentiated in each step (one, or one a
             micro-batch), digest and norm of the parameters after the last one; None where no model
             made enough steps.
     """
 
-    def __init__(self, stop: bool = False) -> None:
-        self.entry: dict[str, Any] | None = None
-        self._stop = stop
-        self._pending: list[float] = []
-        # By model: itself, so that its address is not used again, and its steps' losses.
-        self._seen: dict[int, tuple[torch.Tensor, list[list[float]]]] = {}
-
-    def differentiated(self, loss: torch.Tensor) -> None:
-        """Note a loss of the step under way."""
-        if self.entry is None and loss.numel() == 1 and not loss.is_meta and not _capturing():
-            self._pending.append(float(loss.detach()))
-
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note the end of a step, and with the last one the parameters."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if self.entry is not None or _capturing() or not parameters:
-            return
-        losses, self._pending = self._pending, []
-        _, steps = self._seen.setdefault(id(parameters[0]), (parameters[0], []))
-        steps.append(losses)
-        if len(steps) < STEPS:
-            return
-        import torch
-
-        digest, squares = hashlib.sha256(), 0.0
-        for parameter in parameters:
-            values = parameter.detach().cpu().contiguous()
-            squares += float(values.double().square().sum())
-            digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
-        self.entry = {
-            "losses": steps,
-            "digest": digest.hexdigest(),
-            "norm": squares**0.5,
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-        }
-        self._seen.clear()
-        if self._stop:
-            raise Enough
-
-
-def _capturing() -> bool:
-    import torch
-
-    # CUDA graphs are CUDA's alone.
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    entry: dict[str, Any] | None = None
 
 
 @contextmanager
@@ -240,16 +193,53 @@ def recording(stop: bool = False) -> Iterator[FirstSteps]:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    first = FirstSteps(stop)
-    backward = torch.Tensor.backward
+    first, backward = FirstSteps(), torch.Tensor.backward
+    pending: list[float] = []  # losses of the step under way
+    # By model: a parameter, so that its address is not used again, and the losses of its steps.
+    seen: dict[int, tuple[torch.Tensor, list[list[float]]]] = {}
+
+    def watches() -> bool:
+        # CUDA graphs are CUDA's alone.
+        captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return first.entry is None and not captured
 
     def noting(loss: torch.Tensor, *arguments: Any, **options: Any) -> None:
-        first.differentiated(loss)
+        if loss.numel() == 1 and not loss.is_meta and watches():
+            pending.append(float(loss.detach()))
         backward(loss, *arguments, **options)
 
-    handle = register_optimizer_step_post_hook(lambda optimizer, *_: first.stepped(optimizer))
+    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if not parameters or not watches():
+            return
+        steps = seen.setdefault(id(parameters[0]), (parameters[0], []))[1]
+        steps.append([*pending])
+        pending.clear()
+        if len(steps) == STEPS:
+            first.entry = _entry(parameters, steps)
+            seen.clear()
+            if stop:
+                raise Enough
+
+    handle = register_optimizer_step_post_hook(stepped)
     try:
         with mock.patch.object(torch.Tensor, "backward", noting), suppress(Enough):
             yield first
     finally:
         handle.remove()
+
+
+def _entry(parameters: Sequence[torch.Tensor], losses: list[list[float]]) -> dict[str, Any]:
+    import torch
+
+    digest, squares = hashlib.sha256(), 0.0
+    for parameter in parameters:
+        values = parameter.detach().cpu().contiguous()
+        squares += float(values.double().square().sum())
+        digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
+    return {
+        "losses": losses,
+        "digest": digest.hexdigest(),
+        "norm": squares**0.5,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
