@@ -34,8 +34,8 @@ _CLAIM_COLUMNS = ("verdict", "claim", "in the paper", "setting", "expected", "ev
 
 def found(
     target: str, profile: str | None, device: str | None, changes: Choices = ()
-) -> Iterator[tuple[Source, Artefact, Results]]:
-    """Yield each artefact that is named, with its best records and where they are.
+) -> list[tuple[Source, Artefact, Results]]:
+    """Return each artefact that is named, with its best records and where they are.
 
     Raises:
         UsageError: There is no such artefact or device, or no run of any has a key of `changes`.
@@ -45,8 +45,7 @@ def found(
     gathered = [results_of(artefact, source, changes=changes) for artefact in artefacts]
     runs = [run for results in gathered for run, _ in results.expected]
     with_changes(paper, runs, changes)  # refuses a key that none of them has
-    for artefact, results in zip(artefacts, gathered, strict=True):
-        yield source, artefact, results
+    return [(source, *pair) for pair in zip(artefacts, gathered, strict=True)]
 
 
 MOST_LINES = 60  # of an artefact with many rows, unless its evidence is asked for
@@ -211,8 +210,7 @@ def write_report(
 def _chapter(asked: tuple[str, str | None, str | None, Path]) -> tuple[list[str], list[Row]]:
     """Return a paper's blocks of Markdown and its verdicts; write its figures beside the report.
 
-    Args:
-        asked: Key of the paper, profile, device, and the path of the report.
+    `asked` is the key of the paper, profile, device, and the path of the report.
     """
     key, profile, device, path = asked
     source = find_source(load_paper(key), profile, device)
