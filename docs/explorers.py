@@ -9,9 +9,8 @@ from pathlib import Path
 
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.explorer import Explorer
+from repro.experiments.processes import Workers
 from repro.experiments.query import find_source
-from repro.experiments.story import looking
-from repro.experiments.workers import Workers
 
 FOLDER = Path(__file__).parents[1] / "build" / "report" / "explorers"
 
@@ -19,7 +18,7 @@ FOLDER = Path(__file__).parents[1] / "build" / "report" / "explorers"
 def write(key: str) -> list[str]:
     """Write the widgets of a paper, by its reference records, and return their names."""
     module = import_module(f"repro.experiments.{key}.widget")
-    explorers: list[Explorer] = module.explorers(looking(find_source(load_paper(key), local=False)))
+    explorers: list[Explorer] = module.explorers(find_source(load_paper(key), local=False).look)
     for explorer in explorers:
         page = explorer.write(FOLDER / explorer.name, f"../explorers/{explorer.name}")
         FOLDER.joinpath(f"{explorer.name}.html").write_text(page, encoding="utf-8")

@@ -17,6 +17,7 @@ if __name__ == "__main__" or PROGRAM == "repro":
 
 import json
 import warnings
+from dataclasses import replace
 from typing import Annotated, NoReturn
 
 import typer
@@ -172,33 +173,31 @@ def run(
     estimated. The exit code is 1 where one fails.
     """
     from repro import terminal
-    from repro.experiments import arguments, carrying_out
+    from repro.experiments import arguments, find_targets
     from repro.experiments import run as running
 
-    choices = carrying_out.Choices.of(targets, seeds, only, changes)
-    profile = profile or arguments.default_profile()
-    end = arguments.ending(until, hours)
+    kept, named = arguments.parse_choices(only), find_targets(targets)
+    setting = running.Setting(
+        profile=profile or arguments.default_profile(),
+        device=device or arguments.default_device(),
+        root=data,
+        seeds=arguments.parse_seeds(seeds),
+        retry_failed=retry_failed,
+        changed=arguments.parse_choices(changes),
+        until=arguments.ending(until, hours),
+    )
     if tried:
         from repro.experiments import dry_run
 
         given = {"device": device, "data": data, "dataset": dataset, "address": address}
-        rows = carrying_out.try_runs(choices, profile, on, given, _tell)
-        typer.echo(terminal.table(rows, f"Dry run, profile {profile}"))
+        rows = dry_run.try_runs(named, setting, kept, on, given, _tell)
+        typer.echo(terminal.table(rows, f"Dry run, profile {setting.profile}"))
         typer.echo(terminal.prose(dry_run.GROUNDS))
         raise typer.Exit(any(row["result"].startswith(dry_run.FAILS) for row in rows))
-    device = arguments.check_device(device or arguments.default_device())
-    setting = running.Setting(
-        profile=profile,
-        device=device,
-        root=data,
-        seeds=choices.seeds,
-        retry_failed=retry_failed,
-        choices=choices.text,
-        until=end,
-    )
+    setting = replace(setting, device=arguments.check_device(setting.device))
     if stand_in:
         os.environ[arguments.STAND_IN] = "1"
-    failed = carrying_out.compute(choices, setting, dataset or (), address, workers, typer.echo)
+    failed = running.compute(named, setting, kept, dataset or (), address, workers, typer.echo)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -327,14 +326,13 @@ def show(
     out, and a line under the table names them.
     """
     from repro import terminal
-    from repro.experiments import arguments, showing, summary
+    from repro.experiments import arguments, showing
 
-    changed = [arguments.parse_choice(text) for text in changes or ()]
-    for shown in showing.found(target, profile, reference, changed):
+    for shown in showing.found(target, profile, reference, arguments.parse_choices(changes)):
         typer.echo(f"{showing.text(*shown, evidence)}\n")
     if setup:
         typer.echo(f"{showing.setup(target, profile, reference)}\n")
-        typer.echo(terminal.prose(summary.searched()))
+        typer.echo(terminal.prose(showing.searched()))
     else:
         typer.echo("--evidence: all, and numbers of verdicts. --setup: devices, data, stand-ins.")
 
@@ -356,7 +354,7 @@ def figure(
     """
     from repro.experiments import arguments, showing
 
-    changed = [arguments.parse_choice(text) for text in changes or ()]
+    changed = arguments.parse_choices(changes)
     typer.echo(f"figure: {showing.write_figure(target, out, form, profile, reference, changed)}")
 
 
@@ -367,16 +365,16 @@ def status(
 ) -> None:
     """Say which records of this machine are missing or failed."""
     from repro import terminal
-    from repro.experiments import summary
+    from repro.experiments import showing
 
-    rows = summary.status(profile)
+    rows = showing.status(profile)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
-        typer.echo(terminal.prose(summary.completeness(rows)))
-        if left := [row for row in rows if not summary.complete(row)]:
+        typer.echo(terminal.prose(showing.completeness(rows)))
+        if left := [row for row in rows if not showing.complete(row)]:
             typer.echo(terminal.table(left, "\nThose that lack some"))
-        typer.echo(terminal.prose(summary.searched()))
+        typer.echo(terminal.prose(showing.searched()))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -391,10 +389,10 @@ def report(
 
     rows, path = showing.write_report(profile, reference, output)
     typer.echo(terminal.table(summary.count_rows(rows), "Verdicts"))
-    if promised := summary.promise_rows(rows, profile):
+    if promised := showing.promise_rows(rows, profile):
         title = f"\nThe papers' promises: the reference records, and this machine's ({profile})"
         typer.echo(terminal.table(promised, title))
-        typer.echo(terminal.prose(summary.WHAT_MORE))
+        typer.echo(terminal.prose(showing.WHAT_MORE))
     typer.echo(f"report: {path}")
 
 

@@ -65,7 +65,7 @@ class Record:
     finished: str
     command: str
     error: str | None = None  # type and text, if the status is not ok
-    first_steps: dict[str, Any] | None = None  # of a training: `repro.experiments.replay`
+    first_steps: dict[str, Any] | None = None  # of a training: `repro.experiments.one_run`
     code: str | None = None  # hash of the source, in records older than experiments' versions
     schema: int = SCHEMA
 

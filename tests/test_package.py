@@ -32,7 +32,7 @@ ONLY_CUDA = {
     "repro.microconv.kernels": "TF32",
     "repro.microconv.backends": "TF32",
     "repro.experiments.captured": "CUDA graphs",
-    "repro.experiments.replay": "CUDA graphs",
+    "repro.experiments.one_run": "CUDA graphs",
     "repro.outofcore.native": "the driver's virtual memory",
     "repro.experiments.outofcore.measuring": "the driver's virtual memory",
     "repro.experiments.outofcore.points": "the driver's virtual memory",

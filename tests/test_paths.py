@@ -8,7 +8,8 @@ from commands import command_line
 
 from repro import datasets, paths, records
 from repro.datasets import CorruptDatasetError, DatasetError
-from repro.experiments import UsageError, carrying_out
+from repro.experiments import UsageError
+from repro.experiments import run as running
 from repro.measure.files import cache_folder
 
 # What a data folder may be that is none, by what the error says of it.
@@ -37,7 +38,7 @@ def cwd(tmp_path, monkeypatch):
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run a command in this process where nothing may run."""
-    monkeypatch.setattr(carrying_out, "execute", None)
+    monkeypatch.setattr(running, "execute", None)
     return command_line(monkeypatch, capsys)
 
 

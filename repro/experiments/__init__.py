@@ -1,7 +1,7 @@
 """The five papers, and all of them together: what is run, what is shown, what is claimed."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from repro.experiments.design import Artefact, Paper, UsageError
@@ -46,3 +46,21 @@ def find_artefacts(target: str) -> tuple[Paper, list[Artefact]]:
             f"{', '.join(choices)}"
         )
     return paper, [paper.artefacts[name]]
+
+
+def find_targets(targets: Sequence[str] | None) -> list[tuple[Paper, list[Artefact]]]:
+    """Return the papers of several targets, each with its artefacts that are named.
+
+    Raises:
+        UsageError: There is no target, or one is unknown.
+    """
+    if not targets:
+        raise UsageError(
+            "name what to run: PAPER, PAPER/ARTEFACT (python -m repro list names them), or all, "
+            f"which is {', '.join(PAPERS)}; all takes some 25 minutes on two cores by profile quick"
+        )
+    grouped: dict[str, tuple[Paper, list[Artefact]]] = {}
+    for target in PAPERS if "all" in targets else targets:
+        paper, artefacts = find_artefacts(target)
+        grouped.setdefault(paper.key, (paper, []))[1].extend(artefacts)
+    return list(grouped.values())

@@ -203,16 +203,19 @@ def plan(
 Choices = Sequence[tuple[str, str]]
 
 
-def parse_choice(text: str) -> tuple[str, str]:
-    """Read ``KEY=VALUE``.
+def parse_choices(texts: Sequence[str] | None) -> Choices:
+    """Read texts ``KEY=VALUE``.
 
     Raises:
-        UsageError: There is no equals sign.
+        UsageError: One has no equals sign.
     """
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise UsageError(f"{text!r} is not of the form KEY=VALUE, such as mini_batch=64")
-    return key, value
+    pairs = []
+    for text in texts or ():
+        key, _, value = text.partition("=")
+        if not key or not value:
+            raise UsageError(f"{text!r} is not of the form KEY=VALUE, such as mini_batch=64")
+        pairs.append((key, value))
+    return pairs
 
 
 def only(runs: Sequence[Run], choices: Choices) -> list[Run]:

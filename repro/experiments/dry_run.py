@@ -5,9 +5,10 @@ a few steps of one optimizer. A recipe that cannot start fails here.
 """
 
 import gc
+import math
 import subprocess
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -21,10 +22,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from repro.datasets import ImageData, Split
 from repro.datasets.catalogue import TRAIN_SHARE
-from repro.experiments.design import Paper, Run
-from repro.experiments.replay import Enough
+from repro.experiments import arguments
+from repro.experiments.design import SEEDS, Artefact, Paper, Run, UsageError
+from repro.experiments.one_run import Enough
+from repro.experiments.run import Setting
 from repro.measure import MemoryMeter, is_out_of_memory
-from repro.measure.datasheets import LAUNCH_S, REACHED
+from repro.measure.datasheets import DEVICES, GIB, LAUNCH_S, REACHED
 from repro.measure.fake_tensors import NotedOperations, Work, imagined
 from repro.report import DASH
 
@@ -196,3 +199,85 @@ def try_first_steps(paper: Paper, run: Run) -> Tried:
         epochs = sum(n for n, _ in config["stages"]) if "stages" in config else config["epochs"]
         steps = epochs * (config.get("train_samples") or len(data.train)) / watch.samples
     return Tried(result, watch.model, watch.images, peak, steps, watch.work)
+
+
+def try_runs(
+    named: Sequence[tuple[Paper, Sequence[Artefact]]],
+    setting: Setting,
+    kept: arguments.Choices,
+    on: str,
+    given: Mapping[str, Any],
+    tell: Callable[[str], None],
+) -> list[dict[str, str]]:
+    """Try the first steps of runs.
+
+    Args:
+        named: Papers with some of their artefacts.
+        setting: Profile (``gpu`` or ``paper``), seeds and changes of the runs.
+        kept: Keys and values of ``--only``; see `arguments.only`.
+        on: A device of `DEVICES`, by whose data sheet times are estimated.
+        given: Options that mean nothing here, by name.
+        tell: Called with each run's name before it is tried.
+
+    Returns:
+        A row for each model, size of images and result of every artefact.
+
+    Raises:
+        UsageError: One of those options is given, or the profile, device or a choice is none.
+    """
+    import pandas as pd
+
+    for name in [name for name, value in given.items() if value]:
+        raise UsageError(
+            f"--dry-run needs neither data nor device, and takes no --{name}; leave it out "
+            "(--on names the device whose time is estimated)"
+        )
+    profile, seeds = setting.profile, setting.seeds
+    if profile not in ("gpu", "paper"):
+        raise UsageError(
+            f"--dry-run tries what a GPU would run, and the profile is {profile}; "
+            "add --profile gpu or paper"
+        )
+    if on not in DEVICES:
+        raise UsageError(f"--on is {on!r}; choose {', '.join(DEVICES)}")
+    listed: list[dict[str, Any]] = []
+    for paper, artefacts in named:
+        # The papers' own data, at hand or not.
+        chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
+        plan = arguments.plan(paper, artefacts, profile, chosen)
+        # Choices are of the whole plan: an artefact may lack the key, as where all is computed.
+        varied = arguments.changed_runs(paper, plan, setting.changed)
+        wanted = set(arguments.only(list(varied.values()), kept))
+        tried: dict[Run, Tried] = {}
+        for artefact in artefacts:
+            name = f"{paper.key}/{artefact.name}"
+            for run in dict.fromkeys(varied[run] for run in artefact.runs(profile, chosen)):
+                if run not in wanted:
+                    continue
+                if run not in tried:
+                    tell(f"{name}: {run}")
+                    tried[run] = try_first_steps(paper, run)
+                one = tried[run]
+                count = len(seeds or SEEDS[profile] if run.seeds is None else run.seeds)
+                seconds = count * (one.steps or math.nan) * one.work.seconds(DEVICES[on])
+                listed.append(
+                    {"artefact": name, "runs": count, "model": one.model, "images": one.images}
+                    | {"result": one.result, "s": seconds}
+                    | {"peak": (one.peak_bytes or math.nan) / GIB}
+                )
+    if not listed:
+        return []
+    columns = ["artefact", "model", "images", "result"]
+    return [
+        {"artefact": artefact, "runs": f"{group.runs.sum()}", "model": model, "images": images}
+        | {"peak (GiB)": _range(group.peak.min(), group.peak.max())}
+        | {f"h on {on} (ESTIMATED)": _range(group.s.sum(min_count=1) / 3600)}
+        | {"result": result}
+        for (artefact, model, images, result), group in pd.DataFrame(listed).groupby(
+            columns, sort=False
+        )
+    ]
+
+
+def _range(*ends: float) -> str:
+    return DASH if math.isnan(ends[0]) else " to ".join(dict.fromkeys(f"{v:.3g}" for v in ends))

@@ -16,10 +16,9 @@ from typing import Any
 from repro.experiments import arguments
 from repro.experiments.design import Experiment, Paper, Run, imported
 from repro.experiments.one_run import carry_out, load
-from repro.experiments.progress import seconds_of
+from repro.experiments.processes import WorkerDied, Workers, default_count
 from repro.experiments.query import find_source
-from repro.experiments.run import Setting, Step
-from repro.experiments.workers import WorkerDied, Workers, default_count
+from repro.experiments.run import Setting, Step, seconds_of
 from repro.records import Record, library_versions
 
 CLOSE = 1e-5  # relative, on another kind of processor
@@ -67,15 +66,14 @@ def verify(
             if of_it and experiment.derive:
                 yield _derived(experiment, of_it)
             if not any(record.experiment == name for record in again):
-                why = "data or device of its records is not here"
-                why = why if of_it else f"no record of its version {experiment.version}"
+                absent = f"no record of its version {experiment.version}"
+                why = "data or device of its records is not here" if of_it else absent
                 yield f"{paper.key} {name} not compared: {why}", None
     chosen.sort(key=lambda record: -seconds_of(record))  # the longest first
     with Workers(default_count("long", "cpu")) as workers:
         function = partial(_again, {paper.key: paper for paper in papers}, root)
-        pairs = workers.map(function, chosen) if workers else ((r, function(r)) for r in chosen)
         try:
-            for record, (text, agrees) in pairs:
+            for record, (text, agrees) in workers.map(function, chosen):
                 yield f"{_name(record)} {text}", agrees
         except WorkerDied as died:
             yield f"{died}; the rest was not compared", False

@@ -24,10 +24,10 @@ from typing import Any
 from repro.experiments import arguments, find_artefacts
 from repro.experiments import run as running
 from repro.experiments.design import SEEDS, Paper, Run, UsageError
-from repro.experiments.workers import WorkerDied, Workers
+from repro.experiments.processes import WorkerDied, Workers
 from repro.measure.files import replacing
 from repro.measure.host import cores
-from repro.records import RecordStore, identity, local_store, reference_stores
+from repro.records import RecordStore, local_store, reference_stores
 
 LIST = Path(__file__).with_name("gpu.toml")
 ARCHIVE, LOG, DOCTOR = "records.tar.gz", "log.txt", "doctor.json"
@@ -153,14 +153,13 @@ def plan(
         # Data that is not at hand is named all the same, so that the list can be shown.
         chosen = arguments.choose_datasets(paper, profile, piece.data, root)
         runs = arguments.plan(paper, artefacts, profile, chosen)
-        if piece.experiments:
-            known = dict.fromkeys(run.experiment for run in runs)
-            if unknown := [name for name in piece.experiments if name not in known]:
-                raise UsageError(
-                    f"{piece.artefact} has no runs of {', '.join(unknown)} under {profile}; choose "
-                    f"among {', '.join(known)}"
-                )
-            runs = [run for run in runs if run.experiment in piece.experiments]
+        known = dict.fromkeys(run.experiment for run in runs)
+        if unknown := [name for name in piece.experiments if name not in known]:
+            raise UsageError(
+                f"{piece.artefact} has no runs of {', '.join(unknown)} under {profile}; choose "
+                f"among {', '.join(known)}"
+            )
+        runs = [run for run in runs if run.experiment in (piece.experiments or known)]
         runs = arguments.only(runs, piece.choices)
         seeds = arguments.parse_seeds(piece.seeds)
         runs = [replace(run, seeds=seeds or run.seeds or SEEDS[profile]) for run in runs]
@@ -168,11 +167,10 @@ def plan(
         left = [replace(run, seeds=lacking) for run in runs if (lacking := _lacking(run, here))]
         without = [name for name in piece.data if name not in present]
         planned.append(Planned(piece, paper, runs, left, without))
-        if planned[-1].measured:
-            elsewhere = _recorded(paper, profile, None) - here
-            for where, there in (("here", here), ("elsewhere", elsewhere)):
-                if any(_lacking(run, there) != run.seeds for run in runs):
-                    begun.setdefault(piece.artefact, set()).add(where)
+        elsewhere = _recorded(paper, profile, None) - here
+        for where, there in (("here", here), ("elsewhere", elsewhere)):
+            if planned[-1].measured and any(_lacking(run, there) != run.seeds for run in runs):
+                begun.setdefault(piece.artefact, set()).add(where)
     return sorted(
         planned, key=lambda one: one.measured and begun.get(one.piece.artefact) == {"elsewhere"}
     )
@@ -198,8 +196,7 @@ def _recorded(paper: Paper, profile: str, device: str | None) -> set[str]:
 
 
 def _lacking(run: Run, recorded: set[str]) -> tuple[int, ...]:
-    names = {seed: identity(run.experiment, run.config, seed) for seed in run.seeds or ()}
-    return tuple(seed for seed, name in names.items() if name not in recorded)
+    return tuple(seed for seed in run.seeds or () if run.identity(seed) not in recorded)
 
 
 def compute(
@@ -236,19 +233,17 @@ def compute(
             log.write(f"{line}\n")
         tell(line)
 
-    if not any(one.left for one in planned):
+    missing = [one for one in planned if one.left]
+    if not missing:
         say("nothing is missing: all runs have a record")
     well = True
-    store = local_store(setting.profile)
-    with _archiving(store, folder), Workers(1, each_new=True) as own:
-        able = [one for one in planned if one.left and not one.without]
-        decoding = _decode(able, setting.root)
+    with _archiving(local_store(setting.profile), folder), Workers(1, each_new=True) as own:
+        decoding = _decode([one for one in missing if not one.without], setting.root)
         if not (folder / DOCTOR).exists():
             say(_doctor(setting, folder, end))
-        for one in planned:
-            if one.without and one.left:
+        for one in missing:
+            if one.without:
                 say(f"{one.piece}: left out, for {', '.join(one.without)} is not here")
-            if one not in able:
                 continue
             for run in one.left:
                 if process := decoding.get(str(run.config.get("dataset"))):

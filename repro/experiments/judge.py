@@ -62,12 +62,9 @@ class BySeed(list[float]):
 
     @classmethod
     def of(
-        cls,
-        records: Sequence["Record"],
-        read: Callable[["Record"], float],
-        look: Collection[int] = (),
+        cls, records: Iterable["Record"], read: Callable[["Record"], float], look: Any = ()
     ) -> "BySeed":
-        """Read a value of every record; see `design.Results.cell`."""
+        """Read a value of every record; see `query.Results.cell`."""
         return cls(map(read, records), (record.seed for record in records), look)
 
     def logs(self) -> "BySeed":
@@ -235,7 +232,6 @@ def paired_ratio(
     digits: int = 2,
     *,
     trials: str = "rounds",
-    look: Collection[int] = (),
 ) -> Estimate:
     """Return the ratio of times that were taken in turns, first over second, round by round.
 
@@ -250,8 +246,7 @@ def paired_ratio(
     if len(first) != len(second):
         raise ValueError(f"{len(first)} values cannot pair with {len(second)}")
     rounds = range(len(first))
-    paired = [BySeed(values, rounds, look) for values in (first, second)]
-    return contrast(paired, [1, -1], log=True, digits=digits, trials=trials)
+    return ratio(BySeed(first, rounds), BySeed(second, rounds), digits, trials=trials)
 
 
 def mean_of(
@@ -273,12 +268,10 @@ def unsure(value: float, log: bool = False, unit: str = "", digits: int = 2) -> 
 
 @cache
 def _quantile(dof: float, probability: float) -> float:
-    """Return a quantile of Student's t."""
-    if math.isnan(dof):
-        return math.nan
-    from scipy.special import ndtri, stdtrit  # scipy.stats takes a second to import
+    """Return a quantile of Student's t; NaN where no spread is known."""
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
 
-    return float(ndtri(probability) if math.isinf(dof) else stdtrit(dof, probability))
+    return float(stdtrit(dof, probability))
 
 
 Part = tuple[str, str]  # a word of WORDS, and its evidence
@@ -291,10 +284,6 @@ class Verdict:
     word: str
     evidence: str
     cases: Cases = field(default_factory=dict, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.word not in WORDS:
-            raise ValueError(f"verdict is {self.word!r}; allowed are {', '.join(WORDS)}")
 
 
 def direction(

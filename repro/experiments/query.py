@@ -7,7 +7,7 @@ own hides no reference of another run.
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,7 @@ class Results:
         self.expected = [
             (run, seed) for run in runs for seed in (run.seeds if run.seeds is not None else seeds)
         ]
-        wanted = {identity(run.experiment, run.config, seed) for run, seed in self.expected}
+        wanted = {run.identity(seed) for run, seed in self.expected}
         chosen = {record.identity: record for record in records if record.identity in wanted}
         self.records = list(chosen.values())
 
@@ -101,8 +101,7 @@ class Results:
         Raises:
             NotRun: There is none.
         """
-        record = self.first(experiment, **config)
-        if record is None:
+        if (record := self.first(experiment, **config)) is None:
             raise NotRun("no records")
         return record
 
@@ -207,18 +206,24 @@ class Source:
     paper: Paper
     stores: Mapping[tuple[str, str], RecordStore]  # by (device or local, profile), worst first
     profile: str | None = None  # the only one that counts; None for the best of each artefact
+    _looked: dict[str, Results] = field(default_factory=dict, init=False, compare=False)
+
+    def look(self, name: str) -> Results:
+        """Return the records of one of the paper's artefacts, which are gathered once."""
+        if name not in self._looked:
+            self._looked[name] = results_of(self.paper.artefacts[name], self)
+        return self._looked[name]
 
     @cached_property
     def records(self) -> dict[tuple[str, str], list[Record]]:
         """The paper's records of its experiments' present versions, by the keys of `stores`."""
-        version = {name: item.version for name, item in self.paper.experiments.items()}
-        loaded = {
-            origin: [
-                r for r in store.load(self.paper.key) if version.get(r.experiment) == r.version
-            ]
-            for origin, store in self.stores.items()
+        present = {(name, item.version) for name, item in self.paper.experiments.items()}
+        loaded = {origin: store.load(self.paper.key) for origin, store in self.stores.items()}
+        current = {
+            origin: [record for record in records if (record.experiment, record.version) in present]
+            for origin, records in loaded.items()
         }
-        return {origin: records for origin, records in loaded.items() if records}
+        return {origin: records for origin, records in current.items() if records}
 
     def paths(self, records: Sequence[Record]) -> dict[int, Path]:
         """Return the files of records, by the records' identity in memory."""
@@ -262,28 +267,23 @@ def find_source(
     Raises:
         UsageError: There is no such device folder.
     """
-    references = [
-        (origin, store)
-        for origin, store in reference_stores().items()
-        if origin[1] in COMPUTING_PROFILES
-    ]
-    names = [LOCAL, *dict.fromkeys(origin[0] for origin, _ in references)]
+    references = {
+        at: store for at, store in reference_stores().items() if at[1] in COMPUTING_PROFILES
+    }
+    names = [LOCAL, *dict.fromkeys(name for name, _ in references)]
     if device is not None and device not in names:
         raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")
     # A GPU's reference before a CPU's, this machine's before both.
-    stores = dict(sorted(references, key=lambda item: not item[0][0].startswith("cpu")))
+    stores = dict(sorted(references.items(), key=lambda item: not item[0][0].startswith("cpu")))
     if local:
         stores |= {(LOCAL, name): local_store(name) for name in COMPUTING_PROFILES}
-    counting = (profile, "quick") if profile == LONG else (profile,)
-    return Source(
-        paper,
-        {
-            origin: store
-            for origin, store in stores.items()
-            if device in (None, origin[0]) and (profile is None or origin[1] in counting)
-        },
-        profile,
-    )
+    counting = (LONG, "quick") if profile == LONG else (profile,)
+    kept = {
+        origin: store
+        for origin, store in stores.items()
+        if device in (None, origin[0]) and (profile is None or origin[1] in counting)
+    }
+    return Source(paper, kept, profile)
 
 
 def results_of(artefact: Artefact, source: Source, changes: Choices = ()) -> Results:
@@ -325,8 +325,7 @@ def _worth(results: Results) -> tuple[bool, bool, float, int]:
     seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
     for run, seed in results.expected:
         if not run.extra:
-            here = identity(run.experiment, run.config, seed) in present
-            seeds.setdefault(run, []).append(here)
+            seeds.setdefault(run, []).append(run.identity(seed) in present)
     # A training is whole with two seeds.
     shares = [
         min(2, sum(here)) / (2 if run.seeds is None else min(2, len(here)))
@@ -371,9 +370,7 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
     best.expected = [
         (run, seed)
         for run, seed in best.expected
-        if run.seeds is not None
-        or seed in SEEDS[profile]
-        or identity(run.experiment, run.config, seed) in present
+        if run.seeds is not None or seed in SEEDS[profile] or run.identity(seed) in present
     ]
     best.places = _places(best, {p: source.records[p] for p in origins}) if origins else []
     return best
@@ -398,10 +395,14 @@ def _with_further_processes(run: Run, records: Sequence[Record]) -> Run:
     """Return a measurement with those of its processes that were asked for beyond the profile's."""
     if not run.by_processes:
         return run
-    of_it = {(r.seed, r.identity) for r in records if r.experiment == run.experiment}
-    seeds = sorted({seed for seed, _ in of_it}.difference(PROCESSES))
-    further = [n for n in seeds if (n, identity(run.experiment, run.config, n)) in of_it]
-    return replace(run, seeds=(*PROCESSES, *further))
+    further = {
+        record.seed
+        for record in records
+        if record.experiment == run.experiment
+        and record.seed not in PROCESSES
+        and record.identity == run.identity(record.seed)
+    }
+    return replace(run, seeds=(*PROCESSES, *sorted(further)))
 
 
 def _places(results: Results, records: Mapping[tuple[str, str], Sequence[Record]]) -> list[str]:

@@ -1,19 +1,29 @@
-"""Carry out the runs of a plan that have no record, each into its record."""
+"""Plan, see what is missing, compute, record: the runs of papers that have no record yet."""
 
+import os
 import shlex
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
+from statistics import fmean
 
-from repro.experiments.arguments import check_device
-from repro.experiments.design import LONG, SEEDS, LibraryMissing, Paper, Run
+from repro.experiments import arguments
+from repro.experiments.design import (
+    LONG,
+    RAY_ADDRESS,
+    SEEDS,
+    Artefact,
+    LibraryMissing,
+    Paper,
+    Run,
+    UsageError,
+)
 from repro.experiments.one_run import carry_out, load
-from repro.experiments.progress import Forecast, Tally, in_words, took_before
-from repro.experiments.run_lock import locked
-from repro.experiments.workers import WorkerDied, Workers
+from repro.experiments.processes import WorkerDied, Workers, default_count, locked
 from repro.records import (
     CorruptRecordWarning,
     Record,
@@ -23,6 +33,7 @@ from repro.records import (
     library_versions,
     local_store,
     record_key,
+    reference_stores,
 )
 from repro.report import printable
 from repro.terminal import Bar
@@ -41,7 +52,7 @@ class Setting:
     root: str | None = None  # folder searched first for datasets
     seeds: tuple[int, ...] | None = None  # instead of the profile's
     retry_failed: bool = False  # whether runs that failed are run again
-    choices: str = ""  # the command line's choices of runs, for the records' own command
+    changed: arguments.Choices = ()  # keys and values of --set
     until: float | None = None  # by `time.monotonic`: nothing begins that would end later
 
     def command(self, target: str, dataset: str | None) -> str:
@@ -52,7 +63,8 @@ class Setting:
         if self.seeds is not None:
             listed = ",".join(map(str, self.seeds))
             parts.append(f"--seeds {listed}{',' if len(self.seeds) == 1 else ''}")
-        return " ".join([*parts, *([self.choices] if self.choices else [])])
+        parts += [f"--set {shlex.quote(f'{key}={value}')}" for key, value in self.changed]
+        return " ".join(parts)
 
     def seeds_of(self, run: Run) -> tuple[int, ...]:
         """Return the seeds of a run: its own, those asked for, or the profile's."""
@@ -77,10 +89,99 @@ class Step:
     @property
     def name(self) -> str:
         """The same for all seeds of a run."""
-        return identity(self.run.experiment, self.run.config, 0)
+        return self.run.identity(0)
 
     def __str__(self) -> str:
         return f"{self.run} seed {self.seed}"
+
+
+@dataclass
+class Tally:
+    """How the runs of a plan ended."""
+
+    done: int = 0  # computed here and now
+    stood: int = 0  # had a record before
+    elsewhere: int = 0  # computed by another process meanwhile
+    out_of_memory: int = 0  # of those computed here
+    failed: int = 0  # of those computed here
+    failed_before: int = 0  # of the others, those that failed then
+    left: int = 0  # not begun, as it was time to end
+    left_out: int = 0  # not computed, for a library that is not installed
+    missing: list[str] = field(default_factory=list)  # why, each reason once: a library to install
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.done} computed ({self.out_of_memory} out of memory, {self.failed} failed), "
+            f"{self.stood} had a record"
+        )
+        if self.elsewhere:
+            text += f", {self.elsewhere} computed by another process"
+        if self.left:
+            text += f", {self.left} left: the same command goes on"
+        if self.left_out:
+            text += f", {self.left_out} left out ({'; '.join(self.missing)})"
+        if self.failed_before:
+            text += f"; {self.failed_before} failed before, --retry-failed computes them again"
+        return text
+
+
+def compute(
+    named: Sequence[tuple[Paper, Sequence[Artefact]]],
+    setting: Setting,
+    kept: arguments.Choices = (),
+    wanted: Sequence[str] = (),
+    address: str | None = None,
+    workers: int | None = None,
+    tell: Callable[[str], None] = print,
+) -> int:
+    """Compute the records that are not there yet; everything is checked before anything runs.
+
+    Args:
+        named: Papers with some of their artefacts.
+        setting: Where and how.
+        kept: Keys and values of ``--only``; see `arguments.only`.
+        wanted: Datasets by name, instead of the best at hand.
+        address: Of a Ray cluster.
+        workers: Processes for runs that measure nothing.
+        tell: Called with a line on each paper.
+
+    Returns:
+        How many runs failed, now or before, or were left out.
+
+    Raises:
+        UsageError: A choice is none, or the machine lacks something that all runs need.
+    """
+    if setting.device != "cpu" and (workers or 1) > 1:
+        raise UsageError(
+            f"--workers is {workers}, and runs on {setting.device} share its memory: leave it "
+            "out, or give --device cpu"
+        )
+    plans = []
+    for paper, artefacts in named:
+        chosen = arguments.choose_datasets(paper, setting.profile, wanted, setting.root)
+        runs = arguments.plan(paper, artefacts, setting.profile, chosen)
+        runs = arguments.with_changes(paper, runs, setting.changed)
+        runs = arguments.only(runs, kept)
+        plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
+    if address is not None:
+        if not any("ray" in run.config.values() for _, runs, _ in plans for run in runs):
+            raise UsageError(
+                f"--address is {address!r}, and no run of the plan uses Ray; add --set engine=ray"
+            )
+        os.environ[RAY_ADDRESS] = address
+    if setting.profile == "paper":
+        arguments.require_data([(paper, runs) for paper, runs, _ in plans], setting.root)
+    for paper, runs, _ in plans:
+        survey(paper, runs, setting, local_store(setting.profile))
+    failed = 0
+    with Workers(workers or default_count(setting.profile, setting.device)) as side_by_side:
+        for paper, runs, used in plans:
+            tally = execute(paper, runs, setting, workers=side_by_side)
+            tell(f"{paper.key}, profile {setting.profile}: {tally}; data: {used}")
+            failed += tally.failed + tally.failed_before + tally.left_out
+            if tally.missing and sum(len(artefacts) for _, artefacts in named) == 1:
+                raise UsageError(tally.missing[0])  # nothing else was asked for
+    return failed
 
 
 def survey(
@@ -148,7 +249,7 @@ def execute(
     Running out of memory and failing are results and are recorded; the others go on. Shows a
     progress bar on a terminal, and a line per computed run elsewhere; both say why a run failed,
     now or before. Runs that need a library that is not installed are left out, without a record. A
-    run that another process computes is waited for at the end (see `run_lock`), and computed here
+    run that another process computes is waited for at the end (see `locked`), and computed here
     if that process dies.
     Runs that measure nothing are given to `workers`, where there are any; all others follow when
     those have ended, one at a time in this process. Under `long` each measurement has a process of
@@ -160,31 +261,26 @@ def execute(
     """
     import torch
 
-    from repro.measure import accelerator
-
     store = store or local_store(setting.profile)
-    setting = replace(setting, device=check_device(setting.device))
+    setting = replace(setting, device=arguments.check_device(setting.device))
     if setting.device == "cpu" and setting.profile in ("smoke", "quick", LONG):
         # Such small models gain nothing from a second thread, and lose much to waiting for it
         # where another process wants the core.
         torch.set_num_threads(1)
     steps, known = survey(paper, runs, setting, store)
     left = {step.key: step for step in steps}
-    ahead = [step for step in steps if setting.wants(known.get(step.key))]
-    forecast = Forecast(took_before(paper, store) if ahead else {})
     interactive = sys.stderr.isatty()
     with (
-        accelerator.on(setting.device),
         Bar(paper.key, len(steps), shown=interactive) as bar,
-        Workers(1, each_new=True) as own,
+        Workers(1, each_new=True, threads=torch.get_num_threads()) as own,
     ):
         say = bar.write if interactive else report
-        execution = _Execution(
-            paper, setting, store, known, bar, say, interactive, left, ahead, forecast
-        )
+        execution = _Execution(paper, setting, store, known, bar, say, interactive, left)
+        if execution.ahead:
+            execution.took_before = _took_before(paper, store)
         if workers:
             execution.share(workers)
-        execution.finish(own, torch.get_num_threads())
+        execution.finish(own)
     return execution.tally
 
 
@@ -200,32 +296,26 @@ class _Execution:
     report: Callable[[str], None]
     interactive: bool
     left: dict[str, Step]  # that are not dealt with, by key
-    ahead: list[Step]  # of those, the ones to compute
-    forecast: Forecast
+    took_before: dict[str, float] = field(default_factory=dict)  # seconds, by a step's name
+    took: dict[str, list[float]] = field(default_factory=dict)  # here and now
     tally: Tally = field(default_factory=Tally)
     side_by_side: int = 1
+
+    @property
+    def ahead(self) -> list[Step]:
+        """Those that are left to compute."""
+        return [s for s in self.left.values() if self.setting.wants(self.known.get(s.key))]
 
     def _tell(self, said: str, step: Step | None = None) -> None:
         of = f" {step}" if step else ""
         self.report(printable(f"{self.paper.key}{of}: {said}"))  # an error may have any text
 
-    def _end(self, step: Step) -> None:
-        """Note that a run needs nothing more."""
-        del self.left[step.key]
-        self.bar.advance()
-
-    def _note_failure(self, step: Step, record: Record) -> None:
-        if record.status == "failed":
-            self.tally.failed_before += 1
-            why = next(iter((record.error or "").splitlines()), "")
-            self._tell(f"failed before, again with --retry-failed: {why}", step)
-
     def _account(self, step: Step, made: Made) -> None:
         """Count a run that has ended; nothing where another process is still at it."""
         if made is None:
             return
-        self._end(step)
-        self.ahead.remove(step)
+        del self.left[step.key]
+        self.bar.advance()
         if isinstance(made, LibraryMissing):
             self.tally.left_out += 1
             if str(made) not in self.tally.missing:
@@ -233,34 +323,49 @@ class _Execution:
                 self._tell(f"left out, like all that need it: {made}", step)
             return
         record, took_s = made
+        failed = record.status == "failed"
         if took_s is None:
-            self.tally.elsewhere += 1
-            self._note_failure(step, record)
+            stood = record is self.known.get(step.key)
+            self.tally.stood += stood
+            self.tally.elsewhere += not stood
+            self.tally.failed_before += failed
+            if failed:
+                why = (record.error or "").partition("\n")[0]
+                self._tell(f"failed before, again with --retry-failed: {why}", step)
             return
         self.tally.done += 1
         self.tally.out_of_memory += record.status == "out_of_memory"
-        self.tally.failed += record.status == "failed"
-        self.forecast.learn(step.name, took_s)
-        left = f"left: {in_words(self._left_s())}" if self.ahead else ""
+        self.tally.failed += failed
+        self.took.setdefault(step.name, []).append(took_s)
+        ahead = self.ahead
+        left = f"left: {_in_words(self._expected(ahead))}" if ahead else ""
         self.bar.say(left)
-        why = f": {record.error}" if record.status == "failed" else ""
-        if why or not self.interactive:
+        if failed or not self.interactive:
             left = f"; {left}" if left else ""
+            why = f": {record.error}" if failed else ""
             self._tell(f"{record.status} ({took_s:.1f} s){left}{why}", step)
 
-    def _left_s(self) -> float | None:
-        """Return the expected seconds of all runs that are left."""
-        total = 0.0
-        for step in self.ahead:
-            seconds = self.forecast.expected(step.name)
-            if seconds is None:
-                return None
-            total += seconds / (1 if step.measured else self.side_by_side)
-        return total
+    def _expected(self, steps: Sequence[Step]) -> float | None:
+        """Return the seconds that runs will take, None where nothing is known of any run.
+
+        As long as the same took here, else before; one that is not known at all takes the mean of
+        those here, else of those before.
+        """
+        here = {name: fmean(seconds) for name, seconds in self.took.items()}
+        known = {**self.took_before, **here}
+        if not known:
+            return None
+        mean = fmean((here or known).values())
+        return sum(
+            known.get(step.name, mean) / (1 if step.measured else self.side_by_side)
+            for step in steps
+        )
 
     def _is_time_for(self, step: Step) -> bool:
-        needed = self.forecast.expected(step.name) or 0.0
-        return self.setting.until is None or time.monotonic() + needed <= self.setting.until
+        if self.setting.until is None:
+            return True
+        alone = replace(step, measured=True)
+        return time.monotonic() + (self._expected([alone]) or 0.0) <= self.setting.until
 
     def share(self, workers: Workers) -> None:
         """Give the missing runs that measure nothing to processes, the longest of a seed first."""
@@ -269,9 +374,8 @@ class _Execution:
             return
         self.side_by_side = workers.count
         self.bar.say(f"{workers.count} processes")
-        before = self.forecast.before
         places = {seed: n for n, seed in enumerate(dict.fromkeys(step.seed for step in shared))}
-        shared.sort(key=lambda step: (places[step.seed], -before.get(step.name, 0.0)))
+        shared.sort(key=lambda step: (places[step.seed], -self.took_before.get(step.name, 0.0)))
         work = partial(settle, self.paper, self.setting, self.store)
         pairs = [(step, self.known.get(step.key)) for step in shared]
         try:
@@ -280,42 +384,37 @@ class _Execution:
         except WorkerDied as died:
             self._tell(f"{died}; what is left is computed by this process")
 
-    def finish(self, own: Workers, threads: int) -> None:
+    def finish(self, own: Workers) -> None:
         """Compute all runs that are left, and wait for those of other processes."""
         waiting = False
         while self.left:
             for step in list(self.left.values()):
-                self._finish_one(step, own, threads)
+                self.bar.say(str(step.run))
+                before = self.known.get(step.key)
+                if before and not self.setting.wants(before):
+                    self._account(step, (before, None))
+                elif self._is_time_for(step):
+                    self._account(step, self._made(step, before, own))
+                else:
+                    self.tally.left += 1
+                    del self.left[step.key]
             if self.left and not waiting:
                 self._tell(f"waiting for {len(self.left)} runs of other processes")
                 waiting = True
             if self.left:
                 time.sleep(POLL_S)
 
-    def _finish_one(self, step: Step, own: Workers, threads: int) -> None:
-        self.bar.say(str(step.run))
-        before = self.known.get(step.key)
-        if before and not self.setting.wants(before):
-            self.tally.stood += 1
-            self._note_failure(step, before)
-            self._end(step)
-        elif not self._is_time_for(step):
-            self.tally.left += 1
-            del self.left[step.key]
-        else:
-            self._account(step, self._made(step, before, own, threads))
-
-    def _made(self, step: Step, before: Record | None, own: Workers, threads: int) -> Made:
+    def _made(self, step: Step, before: Record | None, own: Workers) -> Made:
         """Compute a run, under `long` a measurement in a process of its own."""
+        work = partial(settle, self.paper, self.setting, self.store)
         shares = self.paper.experiments[step.run.experiment].shares
         if self.setting.profile == LONG and step.measured and not shares:
-            work = partial(_settle_apart, self.paper, self.setting, self.store, threads)
             try:
                 ((_, made),) = own.map(work, [(step, before)])
                 return made
             except WorkerDied as died:
                 self._tell(f"{died}; it is computed by this process", step)
-        return settle(self.paper, self.setting, self.store, (step, before))
+        return work((step, before))
 
 
 def settle(
@@ -329,8 +428,11 @@ def settle(
         The record and the seconds that it took, None where another process has made it since; the
         error where a library is not installed; nothing while another process computes it.
     """
+    from repro.measure import accelerator
+
     step, before = work
-    with locked(store.path(paper.key, step.run.experiment, step.key)) as mine:
+    path = store.path(paper.key, step.run.experiment, step.key)
+    with accelerator.on(setting.device), locked(path) as mine:
         if not mine:
             return None
         existing = store.find(paper.key, step.run.experiment, step.key)
@@ -345,18 +447,26 @@ def settle(
         return record, time.perf_counter() - start
 
 
-def _settle_apart(
-    paper: Paper,
-    setting: Setting,
-    store: RecordStore,
-    threads: int,
-    work: tuple[Step, Record | None],
-) -> Made:
-    """Do the same in a process of its own."""
-    import torch
+def _in_words(seconds: float | None) -> str:
+    """Return a remaining time in words, as coarse as it is known."""
+    if seconds is None:
+        return "for an unknown time"
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return "about a minute" if seconds > 20 else "less than a minute"
+    return f"about {minutes} min" if minutes < 120 else f"about {minutes / 60:.1f} h"
 
-    from repro.measure import accelerator
 
-    torch.set_num_threads(threads)
-    with accelerator.on(setting.device):
-        return settle(paper, setting, store, work)
+def _took_before(paper: Paper, local: RecordStore) -> dict[str, float]:
+    """Return the seconds of earlier runs, of any version: here, else of the references."""
+    return {
+        identity(record.experiment, record.config, 0): seconds_of(record)
+        for store in (*reference_stores().values(), local)
+        for record in store.read(paper.key)[0]
+    }
+
+
+def seconds_of(record: Record) -> float:
+    """Return how long a record took; records tell whole seconds."""
+    begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
+    return max(0.0, (ended - begun).total_seconds())

@@ -12,10 +12,8 @@ from matplotlib.figure import Figure
 from repro import report
 from repro.experiments import (
     arguments,
-    carrying_out,
     load_paper,
     query,
-    recipes,
     story,
     summary,
     view,
@@ -23,7 +21,7 @@ from repro.experiments import (
 from repro.experiments.design import LONG, SETTINGS
 from repro.experiments.judge import WORDS
 from repro.experiments.query import LOCAL, Results
-from repro.experiments.run import Setting
+from repro.experiments.run import Setting, compute
 
 MOST_VERDICTS = 3  # of an artefact, in sight
 
@@ -66,8 +64,7 @@ class Session:
             arguments.parse_seeds(seeds),
         )
         named = [(self.paper, list(self.paper.artefacts.values()))]
-        choices = carrying_out.Choices(named, setting.seeds, (), ())
-        carrying_out.compute(choices, setting, (), None, 1, self._tell)
+        compute(named, setting, workers=1, tell=self._tell)
         # Artefacts that `long` does not run may be a reference's.
         self.source = query.find_source(self.paper, profile, None if profile == LONG else LOCAL)
         # The text above this cell tells of the reference records.
@@ -81,7 +78,7 @@ class Session:
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
-        return query.results_of(self.paper.artefacts[name], self.source)
+        return self.source.look(name)
 
     def show(self, name: str) -> None:
         """Show an artefact: verdicts on three of its claims, promises first, figure and caption.
@@ -158,7 +155,7 @@ class Session:
         if failed := [row for row in judged if "why_not" in row]:
             why = report.TableView(summary.frame(failed, ("claim", "why_not")))
             display(report.Folded(f"{len(failed)} that did not hold, and why", why))
-        recipe = report.TableView(summary.frame(recipes.recipe(self.paper)))
+        recipe = report.TableView(summary.frame(story.recipe(self.paper)))
         display(report.Folded("Recipe: the paper's, and each profile's", recipe))
         display(self.provenance())
 

@@ -1,21 +1,31 @@
-"""One artefact on the terminal, its figure in a file, or all of them as a Markdown report."""
+"""One artefact on the terminal, its figure in a file, all of them as a report; and the status."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from urllib.parse import quote
 
 from repro import paths, report, terminal
 from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary, view
 from repro.experiments.arguments import Choices, with_changes
-from repro.experiments.design import SETTINGS, Artefact, UsageError, paper_toml
-from repro.experiments.judge import WORDS
-from repro.experiments.query import Results, Source, find_source, results_of
+from repro.experiments.design import COMPUTING_PROFILES, SETTINGS, Artefact, UsageError, paper_toml
+from repro.experiments.judge import WORDS, NotRun
+from repro.experiments.processes import Workers
+from repro.experiments.query import LOCAL, Results, Source, find_source, results_of
 from repro.experiments.summary import Row
-from repro.experiments.workers import Workers
 from repro.measure.files import regular, replacing
 from repro.measure.host import cores
-from repro.records import check_writable, commit_state, identity, library_versions, now
+from repro.records import (
+    Record,
+    RecordError,
+    check_writable,
+    commit_state,
+    library_versions,
+    local_store,
+    now,
+)
 
 FORMATS = ("svg", "pdf", "png")
 OVERVIEW = "overview"
@@ -24,8 +34,8 @@ _CLAIM_COLUMNS = ("verdict", "claim", "in the paper", "setting", "expected", "ev
 
 def found(
     target: str, profile: str | None, device: str | None, changes: Choices = ()
-) -> Iterator[tuple[Source, Artefact, Results]]:
-    """Yield each artefact that is named, with its best records and where they are.
+) -> list[tuple[Source, Artefact, Results]]:
+    """Return each artefact that is named, with its best records and where they are.
 
     Raises:
         UsageError: There is no such artefact or device, or no run of any has a key of `changes`.
@@ -35,8 +45,7 @@ def found(
     gathered = [results_of(artefact, source, changes=changes) for artefact in artefacts]
     runs = [run for results in gathered for run, _ in results.expected]
     with_changes(paper, runs, changes)  # refuses a key that none of them has
-    for artefact, results in zip(artefacts, gathered, strict=True):
-        yield source, artefact, results
+    return [(source, *pair) for pair in zip(artefacts, gathered, strict=True)]
 
 
 MOST_LINES = 60  # of an artefact with many rows, unless its evidence is asked for
@@ -50,7 +59,7 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
     With `evidence` the table is whole, and the numbers behind each verdict and check follow it.
     """
     paper = source.paper
-    with summary.naming_bad_records(source, artefact, results):
+    with naming_bad_records(source, artefact, results):
         rows = list(artefact.rows(results))
         caption = terminal.prose(view.full_caption(artefact, results))
         judged = summary.verdicts(paper, artefact, results)
@@ -136,7 +145,7 @@ def write_figure(
             f"there are no records of {target}, so nothing to draw: python -m repro run {target}, "
             "or give another --profile or --from"
         )
-    with summary.naming_bad_records(source, artefact, results):
+    with naming_bad_records(source, artefact, results):
         drawing = artefact.figure(results)
     _write(path, report.figure_file(drawing, form))
     return path
@@ -178,8 +187,7 @@ def write_report(
         terminal.Bar("report", len(asked), sys.stderr.isatty()) as bar,
         Workers(min(len(asked), cores())) as workers,
     ):
-        made = workers.map(_chapter, asked) if workers else ((a, _chapter(a)) for a in asked)
-        for (key, *_), chapter in made:
+        for (key, *_), chapter in workers.map(_chapter, asked):
             chapters[key] = chapter
             bar.advance()
     rows = [row for key in PAPERS for row in chapters[key][1]]
@@ -202,18 +210,17 @@ def write_report(
 def _chapter(asked: tuple[str, str | None, str | None, Path]) -> tuple[list[str], list[Row]]:
     """Return a paper's blocks of Markdown and its verdicts; write its figures beside the report.
 
-    Args:
-        asked: Key of the paper, profile, device, and the path of the report.
+    `asked` is the key of the paper, profile, device, and the path of the report.
     """
     key, profile, device, path = asked
     source = find_source(load_paper(key), profile, device)
-    paper, look, rows = source.paper, story.looking(source), []
+    paper, rows = source.paper, []
     lead = f"{paper.citation}. Records: {source.label}."
     blocks = [f"## {report.markdown(paper.title)}", report.markdown(lead)]
-    blocks.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source, look)))
+    blocks.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source)))
     for artefact in paper.artefacts.values():
-        results = look(artefact.name)
-        with summary.naming_bad_records(source, artefact, results):
+        results = source.look(artefact.name)
+        with naming_bad_records(source, artefact, results):
             rows += _section(source, artefact, results, path, blocks)
     return blocks, rows
 
@@ -249,7 +256,7 @@ def _section(
 
 def _record_rows(source: Source, results: Results) -> list[Row]:
     """Return a row for each record of an artefact: the run, its end, the file."""
-    runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
+    runs = {run.identity(seed): run for run, seed in results.expected}
     files = source.paths(results.records)
     return [
         {
@@ -269,3 +276,134 @@ def _provenance() -> str:
     versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
     state = f"commit {commit}{' with changes' if dirty else ''}" if commit else "no checkout"
     return f"Report of {now()}; {state}; {versions}. Each record names its own."
+
+
+_FAILURES = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+@contextmanager
+def naming_bad_records(source: Source, artefact: Artefact, results: Results) -> Iterator[None]:
+    """Name the record that keeps an artefact from being shown, such as one without a metric.
+
+    Raises:
+        RecordError: The artefact of this record alone fails, too.
+        Exception: As it was, where no record is to blame: a defect of ours.
+    """
+    try:
+        yield
+    except _FAILURES as problem:
+        guilty = [record for record in results.records if _fails(artefact, results, [record])]
+        if isinstance(problem, RecordError) or not guilty or _fails(artefact, results, []):
+            raise
+        (path,) = source.paths(guilty[:1]).values()
+        packed = path.suffix == ".gz"
+        named = f"{path}{f' (record {guilty[0].key})' * packed}"
+        advice = "restore it from git" if packed else "move it away or delete it, then run again"
+        raise RecordError(
+            f"{source.paper.key}/{artefact.name} cannot be shown for what is in {named} "
+            f"({type(problem).__name__}: {problem}); {advice}"
+        ) from problem
+
+
+def _fails(artefact: Artefact, results: Results, records: Sequence[Record]) -> bool:
+    """Whether an artefact of these records alone cannot be shown."""
+    part = copy(results)
+    part.records = list(records)
+    try:
+        artefact.table(part)
+        for numbers in artefact.claims.values():
+            with suppress(NotRun):
+                numbers(part)
+        if artefact.draw:
+            artefact.figure(part)
+    except _FAILURES:
+        return True
+    return False
+
+
+WHAT_MORE = (
+    "PROFILE=long trains longer, with more seeds and in further processes: it decides accuracy. "
+    "A GPU (make gpu MINUTES=10) has the papers' own networks, and measures what a CPU cannot."
+)
+
+
+def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
+    """Return a row for each promise of a paper: its verdict and first number, reference and here.
+
+    Empty where this machine has no records of the profile.
+    """
+    if profile is None or not any(local_store(profile).holds(key) for key in PAPERS):
+        return []
+    here = {row["key"]: row for row in judged_here}
+    rows = []
+    for paper in dict.fromkeys(row["artefact"].partition("/")[0] for row in judged_here):
+        judged_there = summary.paper_verdicts(find_source(load_paper(paper), local=False))
+        reference = {row["key"]: row for row in judged_there}
+        for promise in paper_toml(paper)["promises"]:
+            key = f"{paper}/{promise['claim']}"
+            row = {"paper": paper, "promise": promise["text"]}
+            row["paper's number"] = reference[key]["paper's number"]
+            for side, found in (("reference", reference[key]), ("here", here[key])):
+                row[side] = f"{found['verdict']} ({found['setting']})"
+                row[f"{side}, number"] = found["number"]
+            rows.append(row)
+    return rows
+
+
+def status(profile: str | None = None) -> list[Row]:
+    """Count this machine's records of each artefact under each profile that has any."""
+    rows = []
+    for key in PAPERS:
+        paper = load_paper(key)
+        for name in COMPUTING_PROFILES if profile is None else (profile,):
+            store = local_store(name)
+            if profile is None and not store.holds(key):
+                continue
+            source = Source(paper, {(LOCAL, name): store}, name)
+            for artefact in paper.artefacts.values():
+                if artefact.parts:
+                    continue  # each is counted by itself
+                results = source.look(artefact.name)
+                words = [record.status for record in results.records]
+                rows.append(
+                    {
+                        "artefact": f"{key}/{artefact.name}",
+                        "profile": name,
+                        "runs": len(results.expected),
+                        "ok": words.count("ok"),
+                        "out of memory": words.count("out_of_memory"),
+                        "failed": words.count("failed"),
+                        "missing": results.missing,
+                    }
+                )
+    return rows
+
+
+def complete(row: Row) -> bool:
+    """Whether a row of `status` has all its records, and none that failed."""
+    return not (row["failed"] or row["missing"])
+
+
+def completeness(rows: Sequence[Row]) -> str:
+    """Return in a sentence or two how many artefacts of `status` have all their records."""
+    if not rows:
+        return (
+            "This machine has no records yet: python -m repro run all computes them; show and "
+            "report use the reference records."
+        )
+    whole = sum(map(complete, rows))
+    profiles = ", ".join(dict.fromkeys(row["profile"] for row in rows))
+    if whole < len(rows):
+        return f"{whole} of {len(rows)} artefacts have all their records (profile {profiles})."
+    runs, full = (sum(row[name] for row in rows) for name in ("runs", "out of memory"))
+    return (
+        f"All {len(rows)} artefacts of this machine have all their records (profile {profiles}; "
+        f"{runs} runs, {full} of them out of memory as recorded)."
+    )
+
+
+def searched() -> str:
+    """Return the folders in which records are looked for."""
+    local = paths.results_dir() / LOCAL
+    references = " and ".join(str(folder) for folder in reversed(paths.reference_dirs()))
+    return f"Looked for records of this machine in {local}, for reference records in {references}."

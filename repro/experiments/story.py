@@ -6,23 +6,22 @@ true of the records that are shown.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repro import report
 from repro.experiments import summary
-from repro.experiments.design import LONG, Paper, claims_of, imported, paper_toml
-from repro.experiments.judge import Estimate, Exact, NotRun
-from repro.experiments.query import Results, Source, results_of
+from repro.experiments.arguments import plan
+from repro.experiments.design import LONG, SEEDS, Claim, Paper, Run, claims_of, imported, paper_toml
+from repro.experiments.judge import Estimate, Exact, NotRun, Verdict
+from repro.experiments.query import Source
 from repro.experiments.view import devices
 from repro.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Look = Callable[[str], Results]  # an artefact's records, by its name
 
 
 class Effect(NamedTuple):
@@ -61,23 +60,18 @@ def story_of(paper: Paper) -> Any:
     return SimpleNamespace(**defaults | {"did": [], "easy": "", "hard": "", "use": ""} | told)
 
 
-def looking(source: Source) -> Look:
-    """Return a function from an artefact's name to its records, which are gathered once."""
-
-    @cache
-    def look(name: str) -> Results:
-        return results_of(source.paper.artefacts[name], source)
-
-    return look
-
-
 _PLACE = re.compile(r"\{(?:(paper|verdict):)?(\w+)\.(\w+)(?:\[(.+?)\])?\}")
 
 
-def _case(paper: Paper, look: Look, artefact: str, key: str, case: str | None) -> tuple[str, Any]:
+def _judged(source: Source, artefact: str, key: str) -> tuple[Claim, Verdict]:
+    claim = claims_of(source.paper.key)[artefact][key]
+    judged = summary.judged(source.paper.artefacts[artefact], claim, source.look(artefact))
+    return claim, judged[1]
+
+
+def _case(source: Source, artefact: str, key: str, case: str | None) -> tuple[str, Any]:
     """Return a case of a claim: its name, and an `Estimate` or an `Exact`."""
-    claim = claims_of(paper.key)[artefact][key]
-    cases = summary.judged(paper.artefacts[artefact], claim, look(artefact))[1].cases
+    cases = _judged(source, artefact, key)[1].cases
     if case is None and len(cases) > 1:
         raise ValueError(f"{artefact}.{key} has the cases {', '.join(cases)}; name one")
     name = next(iter(cases), "") if case is None else case
@@ -87,7 +81,7 @@ def _case(paper: Paper, look: Look, artefact: str, key: str, case: str | None) -
     return name, value
 
 
-def filled(sentence: str, paper: Paper, look: Look) -> str:
+def filled(sentence: str, source: Source) -> str:
     """Put the numbers of claims into a sentence.
 
     ``{ARTEFACT.CLAIM[CASE]}`` becomes our estimate, of which figures draw the interval;
@@ -100,10 +94,10 @@ def filled(sentence: str, paper: Paper, look: Look) -> str:
 
     def number(match: re.Match[str]) -> str:
         kind, artefact, key, case = match.groups()
-        claim = claims_of(paper.key)[artefact][key]
+        claim, verdict = _judged(source, artefact, key)
         if kind == "verdict":
-            return summary.judged(paper.artefacts[artefact], claim, look(artefact))[1].word
-        name, ours = _case(paper, look, artefact, key, case)
+            return verdict.word
+        name, ours = _case(source, artefact, key, case)
         if kind == "paper":
             return _in_prose(claim.papers_number(name, ours) or report.DASH)
         if isinstance(ours, Exact):
@@ -121,29 +115,27 @@ def _in_prose(number: str) -> str:
 
 def findings_of(source: Source) -> list[str]:
     """Return the findings that have records, a sentence each."""
-    look, sentences = looking(source), []
+    sentences = []
     for finding in story_of(source.paper).findings:
-        try:
-            sentences.append(filled(finding, source.paper, look))
-        except NotRun:
-            continue
+        with suppress(NotRun):
+            sentences.append(filled(finding, source))
     return sentences
 
 
 def effects_of(source: Source) -> list[Effect]:
     """Return the gains, costs and accuracy of a method that have records, a GPU's first."""
-    look, effects = looking(source), []
+    effects = []
     for row in story_of(source.paper).effects:
         if "numbers" not in row and "claim" not in row:
             effects.append(Effect(row["label"], row["kind"]))
             continue
         try:
             if "numbers" in row:  # not a claim's
-                shown = look(row["artefact"])
+                shown = source.look(row["artefact"])
                 paper, ours = row.get("paper"), imported(row["numbers"])(shown.gpu or shown)
             else:
                 name, claim = row["claim"].split(".")
-                case, ours = _case(source.paper, look, name, claim, row.get("case"))
+                case, ours = _case(source, name, claim, row.get("case"))
                 paper = row.get("paper", claims_of(source.paper.key)[name][claim].effect_of(case))
         except NotRun:
             continue
@@ -194,7 +186,7 @@ def opening(source: Source, picture: str = "") -> str:
 def opening_figure(source: Source) -> bytes:
     """Return the figure that opens the notebook as PNG."""
     artefact = source.paper.artefacts[story_of(source.paper).figure]
-    return report.figure_png(artefact.figure(looking(source)(artefact.name)), dpi=85)
+    return report.figure_png(artefact.figure(source.look(artefact.name)), dpi=85)
 
 
 CHART, ALL_EFFECTS = "verdicts.png", "effects.png"
@@ -288,10 +280,9 @@ _QUICK = (
 )
 
 
-def setup(source: Source, look: Look | None = None) -> list[str]:
+def setup(source: Source) -> list[str]:
     """Return sentences that hold for all artefacts of a paper, said once."""
-    look = look or looking(source)
-    every = [look(name) for name in source.paper.artefacts]
+    every = [source.look(name) for name in source.paper.artefacts]
     records = [record for results in every for record in results.records]
     records += [r for results in every if results.gpu for r in results.gpu.records]
     if not records:
@@ -326,3 +317,64 @@ def _data(records: Iterable[Record]) -> list[str]:
         f"{dataset['provenance'].rstrip('.').replace('stand-in', 'STAND-IN')}."
         for name, dataset in sorted(facts.items())
     ]
+
+
+_RECIPES = {"paper profile": "paper", "gpu": "gpu", "long": LONG, "quick": "quick"}  # by column
+
+
+def recipe(paper: Paper) -> list[dict[str, str]]:
+    """Return a row for every item: the paper's value, those of planned runs, why they differ.
+
+    An item names keys of a configuration (``ours``), and which of the planned runs has it
+    (``where``); with ``every`` all their values are listed. ``same`` is a text for all profiles.
+    """
+    plans = {}
+    for column, profile in _RECIPES.items():
+        chosen = {task: names[0] for task, names in paper.datasets[profile].items()}
+        plans[column] = plan(paper, paper.artefacts.values(), profile, chosen)
+    compared = []
+    for row in paper_toml(paper.key)["recipe"]:
+        ours = {name: _value(row, runs, _RECIPES[name]) for name, runs in plans.items()}
+        why = "" if all(value == row["paper"] for value in ours.values()) else row["why"]
+        compared.append(
+            {"item": row["item"], "paper": row["paper"], **ours, "why they differ": why}
+        )
+    return compared
+
+
+def _value(row: Mapping[str, Any], runs: Sequence[Run], profile: str) -> str:
+    if "same" in row:
+        return str(row["same"])
+    if row["ours"] == "seeds":
+        return str(len(SEEDS[profile]))
+    keys = [row["ours"]] if isinstance(row["ours"], str) else row["ours"]
+    values: dict[str, None] = {}
+    for run in runs:
+        config = {"experiment": run.experiment, **run.config}
+        if all(_at(config, key) == value for key, value in row["where"].items()):
+            ours = [value for key in keys if (value := _at(config, key)) is not ...]
+            values[", ".join(map(_text, ours)) or report.DASH] = None
+            if not row.get("every"):
+                break
+    return ", ".join(values) or "not run"
+
+
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    with suppress(LookupError, TypeError, ValueError):
+        for part in key.split("."):
+            value = value[int(part) if isinstance(value, list) else part]
+        return value
+    return ...
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        parts = [str(value["name"])] if "name" in value else []
+        parts += [f"{name} {_text(one)}" for name, one in value.items() if name != "name"]
+        return ", ".join(parts)
+    if isinstance(value, list | tuple):
+        return " ".join(map(_text, value))
+    if value is None:
+        return "all"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,14 +1,11 @@
-"""Verdicts and status over all papers."""
+"""Verdicts on claims, and how many there are of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from repro import paths, report
-from repro.experiments import PAPERS, load_paper
+from repro import report
+from repro.experiments import load_paper
 from repro.experiments.design import (
-    COMPUTING_PROFILES,
     LONG,
     TOO_LITTLE,
     Artefact,
@@ -19,16 +16,8 @@ from repro.experiments.design import (
     setting_of,
 )
 from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, NotRun, Verdict
-from repro.experiments.query import (
-    LOCAL,
-    Results,
-    Source,
-    find_source,
-    of_reference,
-    results_of,
-)
+from repro.experiments.query import Results, Source, of_reference
 from repro.experiments.view import devices
-from repro.records import Record, RecordError, local_store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,13 +98,6 @@ def _paragraph(artefact: Artefact, claim: Claim, results: Results) -> str:
     return f"Of the reference records, profile {profile}: {claim.why_not.strip()}"
 
 
-def searched() -> str:
-    """Return the folders in which records are looked for."""
-    local = paths.results_dir() / LOCAL
-    references = " and ".join(str(folder) for folder in reversed(paths.reference_dirs()))
-    return f"Looked for records of this machine in {local}, for reference records in {references}."
-
-
 def checks(artefact: Artefact, results: Results) -> list[Row]:
     """Return an artefact's checks, a row each, by a GPU's records where those tell."""
     rows = []
@@ -127,83 +109,11 @@ def checks(artefact: Artefact, results: Results) -> list[Row]:
     return rows
 
 
-_FAILURES = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-
-
-@contextmanager
-def naming_bad_records(source: Source, artefact: Artefact, results: Results) -> Iterator[None]:
-    """Name the record that keeps an artefact from being shown, such as one without a metric.
-
-    Raises:
-        RecordError: The artefact of this record alone fails, too.
-        Exception: As it was, where no record is to blame: a defect of ours.
-    """
-    try:
-        yield
-    except _FAILURES as problem:
-        guilty = [record for record in results.records if _fails(artefact, results, [record])]
-        if isinstance(problem, RecordError) or not guilty or _fails(artefact, results, []):
-            raise
-        (path,) = source.paths(guilty[:1]).values()
-        packed = path.suffix == ".gz"
-        named = f"{path}{f' (record {guilty[0].key})' * packed}"
-        advice = "restore it from git" if packed else "move it away or delete it, then run again"
-        raise RecordError(
-            f"{source.paper.key}/{artefact.name} cannot be shown for what is in {named} "
-            f"({type(problem).__name__}: {problem}); {advice}"
-        ) from problem
-
-
-def _fails(artefact: Artefact, results: Results, records: Sequence[Record]) -> bool:
-    """Whether an artefact of these records alone cannot be shown."""
-    part = copy(results)
-    part.records = list(records)
-    try:
-        artefact.table(part)
-        for numbers in artefact.claims.values():
-            with suppress(NotRun):
-                numbers(part)
-        if artefact.draw:
-            artefact.figure(part)
-    except _FAILURES:
-        return True
-    return False
-
-
 def paper_verdicts(source: Source) -> list[Row]:
     """Return all verdicts on a paper."""
     rows = []
-    for artefact in source.paper.artefacts.values():
-        rows += verdicts(source.paper, artefact, results_of(artefact, source))
-    return rows
-
-
-WHAT_MORE = (
-    "PROFILE=long trains longer, with more seeds and in further processes: it decides accuracy. "
-    "A GPU (make gpu MINUTES=10) has the papers' own networks, and measures what a CPU cannot."
-)
-
-
-def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
-    """Return a row for each promise of a paper: its verdict and first number, reference and here.
-
-    Empty where this machine has no records of the profile.
-    """
-    if profile is None or not any(local_store(profile).holds(key) for key in PAPERS):
-        return []
-    here = {row["key"]: row for row in judged_here}
-    rows = []
-    for paper in dict.fromkeys(row["artefact"].partition("/")[0] for row in judged_here):
-        judged_there = paper_verdicts(find_source(load_paper(paper), local=False))
-        reference = {row["key"]: row for row in judged_there}
-        for promise in paper_toml(paper)["promises"]:
-            key = f"{paper}/{promise['claim']}"
-            row = {"paper": paper, "promise": promise["text"]}
-            row["paper's number"] = reference[key]["paper's number"]
-            for side, found in (("reference", reference[key]), ("here", here[key])):
-                row[side] = f"{found['verdict']} ({found['setting']})"
-                row[f"{side}, number"] = found["number"]
-            rows.append(row)
+    for name, artefact in source.paper.artefacts.items():
+        rows += verdicts(source.paper, artefact, source.look(name))
     return rows
 
 
@@ -220,58 +130,6 @@ def lacking_runs(rows: Sequence[Row]) -> int:
         and "a cell decide" in row["evidence"]
         and not any(word in row["evidence"] for word in (NOT_EVEN, TOO_LITTLE))
         for row in rows
-    )
-
-
-def status(profile: str | None = None) -> list[Row]:
-    """Count this machine's records of each artefact under each profile that has any."""
-    rows = []
-    for key in PAPERS:
-        paper = load_paper(key)
-        for name in COMPUTING_PROFILES if profile is None else (profile,):
-            store = local_store(name)
-            if profile is None and not store.holds(key):
-                continue
-            source = Source(paper, {(LOCAL, name): store}, name)
-            for artefact in paper.artefacts.values():
-                if artefact.parts:
-                    continue  # each is counted by itself
-                results = results_of(artefact, source)
-                words = [record.status for record in results.records]
-                rows.append(
-                    {
-                        "artefact": f"{key}/{artefact.name}",
-                        "profile": name,
-                        "runs": len(results.expected),
-                        "ok": words.count("ok"),
-                        "out of memory": words.count("out_of_memory"),
-                        "failed": words.count("failed"),
-                        "missing": results.missing,
-                    }
-                )
-    return rows
-
-
-def complete(row: Row) -> bool:
-    """Whether a row of `status` has all its records, and none that failed."""
-    return not (row["failed"] or row["missing"])
-
-
-def completeness(rows: Sequence[Row]) -> str:
-    """Return in a sentence or two how many artefacts of `status` have all their records."""
-    if not rows:
-        return (
-            "This machine has no records yet: python -m repro run all computes them; show and "
-            "report use the reference records."
-        )
-    whole = sum(map(complete, rows))
-    profiles = ", ".join(dict.fromkeys(row["profile"] for row in rows))
-    if whole < len(rows):
-        return f"{whole} of {len(rows)} artefacts have all their records (profile {profiles})."
-    runs, full = (sum(row[name] for row in rows) for name in ("runs", "out of memory"))
-    return (
-        f"All {len(rows)} artefacts of this machine have all their records (profile {profiles}; "
-        f"{runs} runs, {full} of them out of memory as recorded)."
     )
 
 

@@ -37,7 +37,7 @@ def signature(results: Results, said: str) -> str:
         parts.append(f"{most}{_span({record.config['epochs'] for record in trained})} epochs")
     # Runs planned once, such as those that run out of memory, do not count, nor do extra seeds.
     once = {
-        identity(run.experiment, run.config, seed)
+        run.identity(seed)
         for run, seed in results.expected
         if run.extra or (run.seeds is not None and len(run.seeds) == 1)
     }

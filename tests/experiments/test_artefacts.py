@@ -9,7 +9,7 @@ import pytest
 from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.query import Results, find_source, results_of
-from repro.experiments.recipes import recipe
+from repro.experiments.story import recipe
 from repro.experiments.summary import verdicts
 from repro.report import cell_text, figure_png
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from repro.experiments.child import in_a_process
+from repro.experiments.processes import in_a_process
 
 
 def test_arguments_and_variables_go_there_and_the_result_comes_back():

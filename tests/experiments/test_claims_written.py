@@ -11,7 +11,7 @@ from made_mbs import CHOSEN
 from made_mbs import PAPER as MBS
 
 from repro import paths
-from repro.experiments import PAPERS, claims, load_paper, summary
+from repro.experiments import PAPERS, design, load_paper, summary
 from repro.experiments.design import LONG, claims_of, paper_toml
 from repro.experiments.judge import NOT_REPRODUCED, NOT_SEEN, Verdict
 from repro.experiments.query import Source, find_source, results_of
@@ -81,7 +81,7 @@ def test_a_bad_row_is_refused_with_its_name(change, said, monkeypatch):
 
     def planted(row):
         content = {"written": datetime.now(UTC), "seen": [], "advice": {"fits": row}}
-        monkeypatch.setattr(claims, "paper_toml", lambda paper: {"claims": content})
+        monkeypatch.setattr(design, "paper_toml", lambda paper: {"claims": content})
         return claims_of.__wrapped__("together")
 
     assert planted(good)["advice"]["fits"].rule == "exact"

@@ -14,7 +14,6 @@ from repro import notebooks
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.query import find_source
-from repro.experiments.story import looking
 
 
 def computed(size, kind):
@@ -66,5 +65,5 @@ def test_shown_with_controls_and_as_it_is_at_first(monkeypatch):
 def test_every_paper_has_one(key, monkeypatch):
     monkeypatch.delenv("REPRO_RESULTS")  # for the reference records
     source = find_source(load_paper(key), local=False)
-    made = import_module(f"repro.experiments.{key}.widget").explorers(looking(source))
+    made = import_module(f"repro.experiments.{key}.widget").explorers(source.look)
     assert made and all(c.first in c.few() for own in made for c in own.controls.values())

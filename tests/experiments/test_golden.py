@@ -21,7 +21,7 @@ from repro.experiments.design import (
     Run,
 )
 from repro.experiments.golden import Differs, NotCompared, computed_again
-from repro.experiments.replay import STEPS, recording
+from repro.experiments.one_run import STEPS, recording
 from repro.measure import Timing
 from repro.microconv import optimize
 from repro.records import RecordStore

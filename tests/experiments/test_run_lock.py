@@ -12,7 +12,7 @@ import pytest
 
 from repro.experiments import run as running
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run
-from repro.experiments.run_lock import NoLocksWarning, locked
+from repro.experiments.processes import NoLocksWarning, locked
 from repro.records import RecordStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

@@ -42,7 +42,7 @@ def test_without_records_nothing_was_found(source, monkeypatch, tmp_path):
 def test_the_sentences_follow_the_records(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.findings_of(source)
-    for record in story.looking(source)("table4").gpu.select("overhead"):
+    for record in source.look("table4").gpu.select("overhead"):
         undivided = record.timings["undivided"]["samples_s"]
         monkeypatch.setitem(record.timings["halved"], "samples_s", undivided)
     changed = story.findings_of(source)
@@ -61,13 +61,13 @@ def test_the_sentences_follow_the_records(monkeypatch):
 )
 def test_a_placeholder_is_the_number_of_a_claim(sentence, told):
     source = find_source(load_paper("mbs"), local=False)
-    assert re.match(told, story.filled(sentence, source.paper, story.looking(source)))
+    assert re.match(told, story.filled(sentence, source))
 
 
 def test_a_placeholder_of_several_cases_names_one():
     source = find_source(load_paper("mbs"), local=False)
     with pytest.raises(ValueError, match="name one"):
-        story.filled("{table4.overhead_halved}", source.paper, story.looking(source))
+        story.filled("{table4.overhead_halved}", source)
 
 
 @pytest.mark.slow

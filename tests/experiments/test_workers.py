@@ -18,8 +18,8 @@ from repro.experiments import UsageError
 from repro.experiments import run as running
 from repro.experiments.arguments import ending
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run
+from repro.experiments.processes import Workers
 from repro.experiments.run import Setting
-from repro.experiments.workers import Workers
 from repro.records import RecordStore
 
 PAPER = Paper(
@@ -155,7 +155,7 @@ def test_what_is_no_result_ends_all(tmp_path):
 
 SCRIPT = """
 import os, sys, time
-from repro.experiments.workers import Workers
+from repro.experiments.processes import Workers
 
 def work(item):
     print(os.getpid(), flush=True)

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.datasets import ImageData
-from repro.experiments.child import in_a_process
 from repro.experiments.design import Outcome
 from repro.experiments.microconv import building
 from repro.experiments.microconv.building import Config, iteration, rounding
 from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PLAIN
+from repro.experiments.processes import in_a_process
 from repro.measure import accelerator, time_interleaved
 from repro.measure.allocations import peak_inside
 from repro.measure.machine import machine

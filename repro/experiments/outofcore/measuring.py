@@ -15,12 +15,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
-from repro.experiments.child import in_a_process
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore import fitting
 from repro.experiments.outofcore.building import Step, training_step
 from repro.experiments.outofcore.fitting import ALLOCATORS, Make, fit
 from repro.experiments.outofcore.modelled import Config, limit_bytes, trace_at
+from repro.experiments.processes import in_a_process
 from repro.experiments.saving import save_pinned
 from repro.measure import (
     MemoryBudget,

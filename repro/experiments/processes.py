@@ -1,0 +1,209 @@
+"""Processes: runs side by side, one function in a process of its own, a lock for each run.
+
+Two processes of one thread each do more on two cores than one process of two: a step of a small
+model is too little work to divide.
+"""
+
+import concurrent.futures
+import errno
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from filelock import FileLock, Timeout
+
+from repro.measure.host import cores
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class WorkerDied(Exception):
+    """A worker process ended in the midst of its work, which is lost."""
+
+
+class Workers:
+    """A number of processes, started at the first call of `map`, which end with the block.
+
+    They leave Ctrl-C to this process, and end when it ends, however that comes.
+
+    Args:
+        count: How many; with less than two this process computes itself.
+        each_new: Whether every item gets a process that has computed nothing before: what is
+            measured in it shares no place in memory with earlier work. One is a process, too.
+        threads: That each computes with.
+    """
+
+    def __init__(self, count: int, each_new: bool = False, threads: int = 1) -> None:
+        self.count, self._threads = count, threads
+        self._most_items = 1 if each_new else None
+        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+
+    def __bool__(self) -> bool:
+        return self.count > 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end(at_once=kind is not None)
+
+    def map(
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        goes_on: Callable[[Item], bool] = lambda item: True,
+    ) -> Iterator[tuple[Item, Result]]:
+        """Yield each item and what `function` returns for it, as they end.
+
+        Args:
+            function: Of a module's top level, as items and results go through pickle.
+            items: Handed out in this order, as processes are free.
+            goes_on: Asked before an item is handed out; where it says no, none is any more.
+
+        Raises:
+            WorkerDied: One was killed; all others are ended, and later calls start anew.
+        """
+        if not self and not self._most_items:
+            yield from ((item, function(item)) for item in itertools.takewhile(goes_on, items))
+            return
+        if self._pool is None:
+            spawning = multiprocessing.get_context("spawn")
+            ends, self._alive = spawning.Pipe(duplex=False)
+            self._pool = concurrent.futures.ProcessPoolExecutor(
+                self.count,
+                spawning,
+                _begin,
+                (ends, self._threads),
+                max_tasks_per_child=self._most_items,
+            )
+        try:
+            running: dict[concurrent.futures.Future[Result], Item] = {}
+            waiting = itertools.takewhile(goes_on, items)
+            while True:
+                for item in itertools.islice(waiting, self.count - len(running)):
+                    running[self._pool.submit(function, item)] = item
+                if not running:
+                    return
+                ended, _ = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
+                for future in ended:
+                    yield running.pop(future), future.result()
+        except BrokenProcessPool as broken:
+            self._end(at_once=True)
+            raise WorkerDied("a worker process was killed, perhaps for want of memory") from broken
+        except BaseException:  # an error of a run that ends all, Ctrl-C, or nobody asks further
+            self._end(at_once=True)
+            raise
+
+    def _end(self, at_once: bool) -> None:
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        if at_once:
+            self._alive.close()
+        pool.shutdown(cancel_futures=True)
+        self._alive.close()
+
+
+def default_count(profile: str, device: str) -> int:
+    """Return two where runs on a CPU take long enough that starting processes pays."""
+    return 2 if device == "cpu" and profile in ("quick", "long") and cores() > 1 else 1
+
+
+def _begin(ends: Connection, threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgrp()  # with what it starts, which ignores Ctrl-C, too
+    threading.Thread(target=_end_with, args=(ends,), daemon=True).start()
+
+
+def _end_with(ends: Connection) -> None:
+    """End this process and its children when its starter closes the pipe, or ends itself."""
+    with suppress(EOFError):
+        ends.recv()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+_ANSWER = "answer: "  # libraries may print lines, too
+
+
+def in_a_process(
+    entry: str, arguments: Sequence[Any], environment: Mapping[str, str] | None = None
+) -> Any:
+    """Call a function in a new process, and return its result; both ways go by JSON.
+
+    Args:
+        entry: ``module:function``.
+        arguments: Of the function.
+        environment: Variables of the process, besides those of this one.
+
+    Raises:
+        RuntimeError: It failed; the text ends as its error output does, without C++ frames.
+    """
+    module, _, name = entry.partition(":")
+    code = f"import json, sys\nfrom {module} import {name}\n"
+    code += f"print({_ANSWER!r} + json.dumps({name}(*json.load(sys.stdin))))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **(environment or {})},
+        check=False,
+    )
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    if done.returncode or not answers:
+        # An exception in a destructor has its message before dozens of C++ frames.
+        lines = (line for line in done.stderr.splitlines() if not line.startswith("frame #"))
+        said = "\n".join(lines)[-2000:]
+        raise RuntimeError(f"the process of {entry} failed: {said}")
+    return json.loads(answers[-1].removeprefix(_ANSWER))
+
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class NoLocksWarning(UserWarning):
+    """The file system has no locks: runs at the same time may compute the same twice."""
+
+
+@contextmanager
+def locked(record: Path) -> Iterator[bool]:
+    """Lock the run of a record; yield False where another process or thread computes it.
+
+    Raises:
+        OSError: The lock file beside the record cannot be made.
+    """
+    path = record.with_name(f".{record.stem}.lock")
+    lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        why = f"a run cannot be locked by {path} ({error.strerror or error})"
+        warnings.warn(f"{why}: another may compute the same", NoLocksWarning, stacklevel=3)
+    try:
+        yield True
+    finally:
+        with suppress(OSError):
+            path.unlink()  # while it is locked; who opened it before finds that it is gone
+        lock.release()
