@@ -31,8 +31,7 @@ from repro.outofcore.allocator import (
 from repro.outofcore.packing import packed_plans
 from repro.outofcore.plan import by_function, requests
 
-GIB = 2**30
-_PAPER_LIMIT = 16 * GIB
+_PAPER_LIMIT = 16 * 2**30
 _STEPS = 4  # of bisection, within a quarter
 # Of a budget that is served, from the smallest one on.
 _PACKED_PARTS = {True: (1.1, 1.0, 0.9), False: (1.0,)}

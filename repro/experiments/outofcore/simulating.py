@@ -8,8 +8,8 @@ from typing import Any
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore import fitting
+from repro.experiments.outofcore.building import Config, limit_bytes, published_times, trace_at
 from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make
-from repro.experiments.outofcore.modelled import Config, Rates, limit_bytes, trace_at
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
 from repro.outofcore.allocator import MIB, BestFitAllocator, Event, replay
@@ -22,7 +22,7 @@ _PARTS = (*(1 - k / 100 for k in range(11)), 0.85, 0.8, 0.7, 0.6, 0.5)  # of the
 def _setting(config: Config) -> tuple[int, Trace, Costs]:
     """The memory limit in bytes, the trace, and the costs of its functions and copies."""
     trace = trace_at(config, config["batch"])
-    times = Rates.fit(config["baseline"]).times(trace)
+    times = published_times(trace, config["baseline"])
     rate = float(config.get("bandwidth", 0.0))  # of the analysis of the link there are several
     return limit_bytes(config), trace, Costs(times, rate, config.get("map_s", 0.0))
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.experiments.explorer import Control, Explorer
-from repro.experiments.outofcore.modelled import Rates, trace_at
+from repro.experiments.outofcore.building import published_times, trace_at
 from repro.experiments.outofcore.runs import GIB, RATE, network_name, simulated
 from repro.experiments.query import Results
 from repro.experiments.view import panel
@@ -36,11 +36,7 @@ class Iteration:
     batch: int
     trace: Trace
     times: NDArray[np.float64]  # (n,) seconds of each function
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        """The smallest feasible budget, and the peak of training in core, in bytes."""
-        return self.trace.smallest_budget, self.trace.peak_bytes
+    limits: tuple[int, int]  # the smallest feasible budget, and the peak in core, in bytes
 
     def budget_bytes(self, percent: float) -> int:
         """The budget so many percent from the smallest feasible one to that of training in core."""
@@ -57,7 +53,8 @@ def iteration(role: str, batch: int) -> Iteration:
     """Record a network of the paper at its image size; nothing of it is computed."""
     config = simulated(role, batch).config
     trace = trace_at(config, batch)
-    return Iteration(role, batch, trace, Rates.fit(config["baseline"]).times(trace))
+    limits = trace.smallest_budget, trace.peak_bytes
+    return Iteration(role, batch, trace, published_times(trace, config["baseline"]), limits)
 
 
 def explorers(_: Callable[[str], Results]) -> list[Explorer]:
