@@ -54,10 +54,6 @@ def _network(profile: str, role: str, precision: str = "fp32", **more: Any) -> d
     return common | own["networks"][role] | CONTENT["precisions"][precision] | more
 
 
-def _once(experiment: str, config: dict[str, Any], label: str) -> Run:
-    return Run(experiment, config, seeds=(0,), label=label)
-
-
 def policies(profile: str, role: str = "AlexNet") -> tuple[str, ...]:
     """The policies that a network is run with: `all` takes minutes for the large ones."""
     return POLICIES if role in profile_of(profile)["with_all"] else POLICIES[:2]
@@ -72,13 +68,13 @@ def alexnet_kernels(profile: str, policy: str = "") -> list[Run]:
     if profile == "gpu" and policy == "all":
         return [_layer(profile, name) for name in LAYERS]
     config = _network(profile, "AlexNet", policy=policy)
-    return [_once("candidates", config, f"AlexNet, fp32, {policy}")]
+    return [Run("candidates", config, (0,), f"AlexNet, fp32, {policy}")]
 
 
 def _layer(profile: str, name: str, **changes: Any) -> Run:
     changes = {"policy": "all", "layer": name, "kinds": list(KINDS)} | changes
     config = _network(profile, "AlexNet", **changes)
-    return _once("candidates", config, f"AlexNet's {name}, {config['policy']}")
+    return Run("candidates", config, (0,), f"AlexNet's {name}, {config['policy']}")
 
 
 def conv2(profile: str) -> Run:
@@ -140,7 +136,7 @@ class Cell:
         if self.caffe and profile in TO_THE_LETTER:
             config["batch"] = self.paper_batch
         named = f"{self.role}, {self.precision}, {self.mode}, {limit:,} MiB, {self.policy}"
-        return _once("network", config, named)
+        return Run("network", config, (0,), named)
 
 
 def iterations(profile: str, role: str) -> Run:
@@ -160,7 +156,7 @@ def iterations(profile: str, role: str) -> Run:
     }
     if profile == LONG:
         config["threads"] = 1
-    return _once("iterations", config, f"{role}, iterations")
+    return Run("iterations", config, (0,), f"{role}, iterations")
 
 
 def rivals(profile: str) -> list[Run]:
@@ -168,7 +164,7 @@ def rivals(profile: str) -> list[Run]:
     runs = []
     for role, names in CONTENT["rivals"]["runs"] if profile in TO_THE_LETTER else ():
         config = iterations(profile, role).config | {"ways": [], "rivals": names}
-        runs.append(_once("iterations", config, f"{role}, {' and '.join(names)}"))
+        runs.append(Run("iterations", config, (0,), f"{role}, {' and '.join(names)}"))
     return runs
 
 
@@ -181,7 +177,7 @@ def deepbench(profile: str, network_type: str, precision: str) -> Run:
     config |= {"limit_mib": MODERATE, "policy": "powerOfTwo"}
     if precision == HALF:
         config |= {"algorithms": ["torch:native", "cudnn", "cudnn_half"], "max_error": 1e-2}
-    return _once("deepbench", config, f"{network_type}, {precision}")
+    return Run("deepbench", config, (0,), f"{network_type}, {precision}")
 
 
 def cluster(profile: str) -> Run:
@@ -189,7 +185,7 @@ def cluster(profile: str) -> Run:
     own = profile_of(profile)
     config = own["cluster"] | {"role": "ResNet-18", "devices": ["fast", "slow"]}
     config |= {"tuned_with": own["algorithms"], "limit_mib": MODERATE, "policy": "powerOfTwo"}
-    return _once("cluster", config | {"repeats": own["repeats"]}, "ResNet-18")
+    return Run("cluster", config | {"repeats": own["repeats"]}, (0,), "ResNet-18")
 
 
 def optimisation(profile: str, chosen: Chosen) -> list[Run]:
@@ -206,8 +202,8 @@ def optimisation(profile: str, chosen: Chosen) -> list[Run]:
     sizes = {"role": "synthetic fronts", "sizes": [[159, 562], [465, 2500]], **repeats}
     limit = PAPER["optimisation"]["largest_mib"]
     config = _network(of, "ResNet-152", policy="powerOfTwo", limit_mib=limit, **repeats)
-    own = _once("programme", config, "ResNet-152, its own kernels")
-    return [*measured, _once("solver", sizes, "made-up fronts"), own]
+    own = Run("programme", config, (0,), "ResNet-152, its own kernels")
+    return [*measured, Run("solver", sizes, (0,), "made-up fronts"), own]
 
 
 def stands_in(record: Record, caffes: bool = False) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.microconv.layers import draw_front, draw_shares, share_out
 from repro.experiments.microconv.measured import Entry, alexnet, divide, entries, front, label
-from repro.experiments.microconv.runs import MIB, title_of
+from repro.experiments.microconv.runs import MIB
 from repro.experiments.query import Results
 from repro.experiments.view import device_name, panel
 from repro.records import Record
@@ -56,9 +56,9 @@ def explore_kernel(record: Record, entry: Entry, percent: int) -> "tuple[str, Fi
     """The effect of a limit on a kernel in one line, and its front with the division chosen."""
     least, most = limits_mib(entry)
     limit_mib = least + (most - least) * percent / 100
-    figure = draw_front(entry, front(entry), limit_mib)
     title = panel(f"{label(entry)}, mini-batch {entry['batch']}")
-    return describe(entry, limit_mib), _signed(figure, title, record)
+    figure = draw_front(entry, front(entry), title, limit_mib)
+    return describe(entry, limit_mib), _signed(figure, record)
 
 
 def describe(entry: Entry, limit_mib: float) -> str:
@@ -91,14 +91,13 @@ def explore_network(record: Record, percent: int) -> "tuple[str, Figure]":
         wr = f"{len(own) - len(fitting)} of {len(own)} kernels do not fit"
     told = f"{total_mib:.1f} MiB for {len(own)} kernels: WR with {each_mib:.1f} MiB for each"
     # One axis for all totals.
-    figure = draw_shares(own, each_mib, total_mib, 1.12 * max(end for _, end in limits))
+    figure = draw_shares(record, each_mib, total_mib, 1.12 * max(end for _, end in limits))
     told = f"{told}: {wr}; WD: {wd if shared else 'does not fit'}"
-    return told, _signed(figure, title_of(record), record)
+    return told, _signed(figure, record)
 
 
-def _signed(figure: "Figure", title: str, record: Record) -> "Figure":
+def _signed(figure: "Figure", record: Record) -> "Figure":
     from repro.plots import sign
 
-    figure.suptitle(title, fontsize=11)
     sign(figure, f"Computed from times measured on {device_name(record)}, SYNTHETIC inputs.")
     return figure
