@@ -1,6 +1,6 @@
 """Simulations of a published GPU, from the traces of iterations; nothing is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,7 +9,7 @@ from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore import fitting
 from repro.experiments.outofcore.building import Config, limit_bytes, published_times, trace_at
-from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make
+from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make, fit
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
 from repro.outofcore.allocator import MIB, BestFitAllocator, Event, replay
@@ -43,8 +43,8 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
         metrics["bound_s"] = bound(trace, limit, costs.times, costs.rate)
     torchs: Make = partial(fitting.best_fit, limit)
     if whole := fitting.in_core(trace, torchs):
-        total = {"time_s": float(costs.times.sum())}
-        rows["in_core"] = total | {"reserved_bytes": whole.peaks["reserved_bytes"]}
+        taken_s, reserved = float(costs.times.sum()), whole.peaks["reserved_bytes"]
+        rows["in_core"] = {"time_s": taken_s, "reserved_bytes": reserved}
     for name, allocator in ALLOCATORS.items():
         make: Make = partial(allocator, limit)
         if not (best := fitting.largest_budget(trace, limit, make)):
@@ -55,7 +55,7 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
             paper := fitting.literal(trace, best.plan.budget_bytes, taken, make)
         ):
             rows[name.replace("schedule", "paper")] = modelled_row(paper, taken)
-    if config["lms"] and (theirs := fitting.lms(trace, limit, free, torchs)):
+    if config["lms"] and (theirs := free.fastest_unmapped(fitting.lms(trace, limit), torchs)):
         rows["lms"] = modelled_row(theirs, free)
     return Outcome(metrics)
 
@@ -88,21 +88,19 @@ def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     """Look for the largest batch sizes whose traces the allocators serve within a limit."""
     limit = limit_bytes(config)
     torchs: Make = partial(fitting.best_fit, limit)
-    known = largest_batch(
-        lambda batch: fitting.in_core(trace_at(config, batch), torchs) is not None
-    )
+
+    def largest(trains: Callable[[Trace], object], known: int = 0) -> int:
+        return largest_batch(lambda batch: bool(trains(trace_at(config, batch))), known)
+
+    known = largest(lambda trace: fitting.in_core(trace, torchs))
     metrics: dict[str, Any] = {"limit_bytes": limit, "in_core": known}
-    for name, allocator in ALLOCATORS.items():
-
-        def swapped(batch: int, make: Any = allocator) -> bool:
-            return fitting.can_train(trace_at(config, batch), limit, partial(make, limit))
-
-        known = metrics[name] = largest_batch(swapped, known)
     if config["lms"]:
-        metrics["lms"] = largest_batch(
-            lambda batch: fitting.lms_can_train(trace_at(config, batch), limit, torchs),
-            metrics["in_core"],
-        )
+        plans = partial(fitting.lms, limit_bytes=limit, thrifty=True)
+        metrics["lms"] = largest(lambda t: any(fit(plan, torchs) for plan in plans(t)), known)
+    for name, allocator in ALLOCATORS.items():
+        make = partial(allocator, limit)
+        known = largest(partial(fitting.can_train, limit_bytes=limit, make=make), known)
+        metrics[name] = known
     return Outcome(metrics)
 
 
