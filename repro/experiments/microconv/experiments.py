@@ -59,14 +59,18 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         start = time.perf_counter()
         divided = [_divide(batch, ways, 64 * MIB) for (_, batch), ways in measured.items()]
         optimise_s = time.perf_counter() - start
-        checked: list[dict[str, Any]] = []
         if not config.get("layer") or is_accelerator(device):
             building.share(config, device, cache)
+        checked: list[dict[str, Any]] = []
         if config.get("layer"):
-            (_, kernel, batch), *_ = named
+            _, kernel, batch = named[0]
             policies = POLICIES if config["policy"] == "all" else ("undivided", config["policy"])
-            checked = _checked(bench, kernel, batch, measured[kernel, batch], policies)
-        kernels = [_described(*entry, measured[entry[1], entry[2]]) for entry in named]
+            for limit, policy in itertools.product(CHECKED_MIB, policies):
+                sizes = micro_batch_sizes(batch, policy)
+                ways = {size: measured[kernel, batch][size] for size in sizes}
+                if (division := _divide(batch, ways, limit * MIB)) is not None:
+                    row = {"limit_mib": limit, "policy": policy}
+                    checked.append(row | _run(bench, kernel, batch, division))
         return Outcome(
             metrics={
                 "checked": checked,
@@ -74,7 +78,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
                 "optimise_s": optimise_s,
                 "measured": bench.measured,
                 "infeasible_at_64_mib": divided.count(None),
-                "kernels": kernels,
+                "kernels": [_described(*entry, measured[entry[1:]]) for entry in named],
             }
         )
 
@@ -106,20 +110,6 @@ def _run(bench: Bench, kernel: Kernel, batch: int, division: Division) -> dict[s
         "native_s": native_s,
         "predicted_s": division.time_s,
     }
-
-
-def _checked(
-    bench: Bench, kernel: Kernel, batch: int, by_size: BySize, policies: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Run the divisions of one kernel by limit and policy."""
-    rows = []
-    for limit, policy in itertools.product(CHECKED_MIB, policies):
-        sizes = set(micro_batch_sizes(batch, policy))
-        ways = {size: candidates for size, candidates in by_size.items() if size in sizes}
-        if (division := _divide(batch, ways, limit * MIB)) is not None:
-            row = {"limit_mib": limit, "policy": policy}
-            rows.append(row | _run(bench, kernel, batch, division))
-    return rows
 
 
 def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[str, Any]:

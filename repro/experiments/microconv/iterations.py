@@ -42,16 +42,11 @@ def _ran(results: Results) -> dict[str, Record]:
 
 
 def _form(record: Record, name: str) -> Mapping[str, Any]:
-    """The outcome of a form."""
-    if name not in record.metrics["forms"]:
+    """The outcome of a form; with `least_bytes`, where it could not be held to the limit."""
+    forms: Mapping[str, Mapping[str, Any]] = record.metrics["forms"]
+    if name not in forms:
         raise NotRun(f"{record.config['role']} was not run as {name}")
-    found: Mapping[str, Any] = record.metrics["forms"][name]
-    return found
-
-
-def refused(outcome: Mapping[str, Any]) -> bool:
-    """Whether a form could not be held to the limit."""
-    return "least_bytes" in outcome
+    return forms[name]
 
 
 def untouched(record: Record, name: str = FREE) -> bool:
@@ -92,7 +87,7 @@ def over_undivided(results: Results, role: str) -> Estimate:
     record = results.need("iterations", role=role, rivals=None)
     forms = [_form(record, name) for name in (UNDIVIDED, DIVIDED)]
     limit = f"{record.config['limit_mib']:g} MiB"
-    if any(map(refused, forms)):
+    if any("least_bytes" in form for form in forms):
         raise NotRun(f"{role} cannot be held to {limit}")
     needed, kernels = forms[0]["needed"], forms[0]["kernels"]
     if not needed:
@@ -127,7 +122,7 @@ def _row(record: Record, name: str) -> dict[str, Any]:
     limit = f"{name.split()[1]} in all" if name.startswith("WD") else DASH
     if "capped" in name or name.startswith("WR"):
         limit = f"{record.config['limit_mib']:g} each"
-    if refused(outcome):
+    if "least_bytes" in outcome:
         taken = f"cannot be held: {mib(outcome['least_bytes'])} MiB would do"
     elif untouched(record, name):
         taken = "left as it was"
@@ -178,7 +173,7 @@ def divided_faster(results: Results) -> Cases:
     def faster(role: str) -> Estimate | Exact:
         record = results.need("iterations", role=role, rivals=None)
         undivided = _form(record, UNDIVIDED)
-        if refused(undivided) and not refused(_form(record, DIVIDED)):
+        if "least_bytes" in undivided and "least_bytes" not in _form(record, DIVIDED):
             least = f"({mib(undivided['least_bytes'])} MiB undivided)"
             return Exact(True, f"within {record.config['limit_mib']:g} MiB only divided {least}")
         return over_undivided(results, role)

@@ -110,8 +110,8 @@ def fast_needs_more(results: Results) -> Cases:
             continue
         instead = "nothing fits"
         if fitting := divide(entry, small, "undivided"):
-            slower = f"×{fitting.time_s / fastest.time_s:.2f}"
-            instead = f"{fitting.parts[0][1]} fits and takes {slower}"
+            slower = fitting.time_s / fastest.time_s
+            instead = f"{fitting.parts[0][1]} fits and takes ×{slower:.2f}"
         more = fastest.workspace_bytes > small * MIB
         text = f"needs more ({instead})" if more else "needs no more"
         needs[measured.label(entry)] = Exact(more, text)

@@ -90,30 +90,21 @@ def conv2(profile: str) -> Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """A network's kernels, divided within a limit of the paper's.
+    """A network's kernels, divided within a limit of the paper's."""
 
-    Attributes:
-        each_mib: The paper's limit for each kernel.
-        policy: Of the micro-batch sizes.
-        role: The network.
-        mode: WR, or WD with a total of as much for each of the paper's kernels.
-        precision: A key of ``[precisions]``.
-        caffe: Whether the mini-batch is that of Figure 11, which is not Table V's of ResNet-50.
-    """
-
-    each_mib: float
-    policy: str = "undivided"
+    each_mib: float  # the paper's limit for each kernel
+    policy: str = "undivided"  # of the micro-batch sizes
     role: str = "AlexNet"
-    mode: str = "WR"
-    precision: str = "fp32"
-    caffe: bool = False
+    mode: str = "WR"  # or WD, with a total of as much for each of the paper's kernels
+    precision: str = "fp32"  # a key of ``[precisions]``
+    caffe: bool = False  # whether the mini-batch is Figure 11's, of ResNet-50 not Table V's
 
     @property
     def paper_batch(self) -> int:
         """The paper's mini-batch."""
         batches: dict[str, int] = PAPER["batches"]
-        usual = batches[self.role]
-        return batches.get(f"{self.role}, Caffe", usual) if self.caffe else usual
+        own = f"{self.role}, Caffe"
+        return batches[own if self.caffe and own in batches else self.role]
 
     def limit_mib(self, profile: str) -> int | float:
         """The limit here. Under `long` it is as much for a sample: workspaces grow with it."""
@@ -212,9 +203,8 @@ def stands_in(record: Record, caffes: bool = False) -> bool:
     With `caffes` the paper's AlexNet is Caffe's, with two groups, and not Table V's.
     """
     role, model = record.config["role"], record.config.get("model")
-    if model is None or role not in CONTENT["models"]:
-        return False
-    return bool(model != CONTENT["models"][CAFFE if caffes and role == "AlexNet" else role])
+    papers = CONTENT["models"].get(CAFFE if caffes and role == "AlexNet" else role)
+    return None not in (model, papers) and model != papers
 
 
 def _own_network(record: Record) -> str:
