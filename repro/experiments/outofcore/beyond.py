@@ -18,7 +18,7 @@ from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.outofcore import points, runs
 from repro.experiments.outofcore.panels import Heights, Line, Panel, draw, line_of
 from repro.experiments.outofcore.points import PLACES, Interval, Point, Trained, artefact
-from repro.experiments.outofcore.runs import CHUNKS, IN_CORE, RESNET, SCHEDULE, SIMULATED
+from repro.experiments.outofcore.runs import CHUNKS, IN_CORE, MODES, RESNET, SCHEDULE, SIMULATED
 from repro.experiments.query import Results
 from repro.report import DASH
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 METHODS = {
     SIMULATED: (IN_CORE, "lms", *runs.TO_THE_LETTER, SCHEDULE, CHUNKS, *runs.PACKED_MODES, "bound"),
-    runs.MEASURED: (*runs.MODES, *runs.TO_THE_LETTER, *runs.PEERS),
+    runs.MEASURED: (*MODES, *runs.TO_THE_LETTER, *runs.PEERS),
 }
 # Batch sizes at which the paper says, or its Table 1 shows, which share of the speed is kept.
 KEPT = {
@@ -35,10 +35,13 @@ KEPT = {
     f"{runs.LMS_BATCH} without": (runs.LMS_BATCH, SCHEDULE),
     f"{runs.LARGEST_BATCH} with chunks": (runs.LARGEST_BATCH, CHUNKS),
 }
+# The paper's ratios of batch sizes, by network.
+OVER_CORE = {RESNET: runs.LARGEST_BATCH / runs.IN_CORE_BATCH}
+OVER_ALONE = {RESNET: runs.CLAIMS["over_schedule"]}
 _PAPERS_ROWS = {
     "lms_in_core": ("paper", "in core, P100 (Le et al.)"),
     "lms": ("paper", "LMS, P100 (Le et al.)"),
-    **{mode: ("paper, V100", runs.LABELS[mode]) for mode in runs.MODES},
+    **{mode: ("paper, V100", runs.LABELS[mode]) for mode in MODES},
 }
 
 
@@ -54,9 +57,7 @@ def images_per_s(at: Trained, mode: str, batch: int) -> str:
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Images/s by the paper's batch sizes: the paper's, simulated, measured here."""
-    heads = {
-        batch: f"{batch} ({batch / runs.IN_CORE_BATCH:.2g}×)" for batch in runs.TABLE["batches"]
-    }
+    heads = {b: f"{b} ({b / runs.IN_CORE_BATCH:.2g}×)" for b in runs.TABLE["batches"]}
     rows = []
     for mode, (where, method) in _PAPERS_ROWS.items():
         rates = {heads[b]: f"{runs.published(mode).get(b, 'x')}" for b in heads}
@@ -94,9 +95,9 @@ def figure(results: Results) -> "Figure":
         return Panel(title + at.title, lines, ylabel, ceiling=ceiling)
 
     panels = [
-        panel("", v100, runs.MODES, runs.MODES),
+        panel("", v100, MODES, MODES),
         panel("LMS (paper: P100) and our best\n", v100, ("lms", runs.FITTED), ("lms",)),
-        panel("", here, (*runs.MODES, runs.TO_THE_LETTER[0], *runs.PEERS), ()),
+        panel("", here, (*MODES, runs.TO_THE_LETTER[0], *runs.PEERS), ()),
     ]
     return draw(panels, 3, "batch size over the largest in core", 1.2)
 
@@ -169,16 +170,9 @@ TABLE1 = artefact(
     rows=table,
     draw=figure,
     claims={
-        "larger_than_core": partial(
-            larger,
-            mode=CHUNKS,
-            than=IN_CORE,
-            paper={RESNET: runs.LARGEST_BATCH / runs.IN_CORE_BATCH},
-        ),
+        "larger_than_core": partial(larger, mode=CHUNKS, than=IN_CORE, paper=OVER_CORE),
         "speed_kept_here": speed_kept,
-        "larger_than_alone_here": partial(
-            larger, mode=CHUNKS, than=SCHEDULE, paper={RESNET: runs.CLAIMS["over_schedule"]}
-        ),
+        "larger_than_alone_here": partial(larger, mode=CHUNKS, than=SCHEDULE, paper=OVER_ALONE),
         "alone_ends_here": alone_ends,
         "faster_with_chunks_here": faster_with_chunks,
         "larger_than_peers": larger_than_peers,
@@ -190,6 +184,8 @@ TABLE1 = artefact(
 
 SECTION: dict[str, Any] = runs.PAPER["section52"]
 LEAST, MOST = SECTION["va_over_schedule"]
+ALONE_OVER_CORE = SECTION["schedule"]
+OTHERS_OVER_ALONE = dict.fromkeys(runs.OTHERS, math.sqrt(LEAST * MOST))
 
 
 def networks_table(results: Results) -> list[dict[str, Any]]:
@@ -199,14 +195,14 @@ def networks_table(results: Results) -> list[dict[str, Any]]:
         for where, place in PLACES.items():
             at = Trained(results, where, role)
             for batch in at.batches:
-                rates = (points.throughput(at.points(mode), batch) for mode in runs.MODES)
+                rates = (points.throughput(at.points(mode), batch) for mode in MODES)
                 rows.append((at.ran, place, batch, *rates))
         paper = f"N = {SECTION['in_core'][role]}", f"{SECTION['schedule'][role]:g}× that"
         rows.append((role, "paper, V100", "largest", *paper, f"{LEAST:g} to {MOST:g}× that"))
         for record in results.ok("reach", role=role):
-            sizes = (f"N = {record.metrics[mode]}" for mode in runs.MODES)
+            sizes = (f"N = {record.metrics[mode]}" for mode in MODES)
             rows.append((points.ran([record], role), PLACES[SIMULATED], "largest", *sizes))
-    heads = ("network", "where", "batch", *(runs.LABELS[mode] for mode in runs.MODES))
+    heads = ("network", "where", "batch", *(runs.LABELS[mode] for mode in MODES))
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 
@@ -221,7 +217,7 @@ def networks_figure(results: Results) -> "Figure":
 
     every = [Trained(results, where, role) for where, role in product(PLACES, runs.OTHERS)]
     return draw(
-        [Panel(at.title, [line_of(at, m, rate) for m in runs.MODES], "images/s") for at in every],
+        [Panel(at.title, [line_of(at, m, rate) for m in MODES], "images/s") for at in every],
         3,
     )
 
@@ -265,15 +261,8 @@ FIGURE4 = artefact(
     rows=networks_table,
     draw=networks_figure,
     claims={
-        "alone_larger_here": partial(
-            larger, mode=SCHEDULE, than=IN_CORE, paper=SECTION["schedule"]
-        ),
-        "chunks_larger_here": partial(
-            larger,
-            mode=CHUNKS,
-            than=SCHEDULE,
-            paper=dict.fromkeys(runs.OTHERS, math.sqrt(LEAST * MOST)),
-        ),
+        "alone_larger_here": partial(larger, mode=SCHEDULE, than=IN_CORE, paper=ALONE_OVER_CORE),
+        "chunks_larger_here": partial(larger, mode=CHUNKS, than=SCHEDULE, paper=OTHERS_OVER_ALONE),
         "chunks_cost_here": chunks_cost,
         "gains_speed": gains_speed,
     },
