@@ -132,15 +132,12 @@ FIGURE1 = runs.artefact(
 # Figure 6: the divisions of conv2 that are worth having.
 
 
-def _conv2_front(results: Results) -> "tuple[Entry | None, list[Division]]":
-    """AlexNet's second convolution, forward, and its Pareto front."""
-    entry = next(iter(measured.entries(results.first("candidates", layer="conv2"))), None)
-    return entry, front(entry, PAPER["figure6"]["max_workspace_mib"]) if entry else []
-
-
-def _conv2_title(results: Results) -> str:
+def conv2_front(results: Results) -> "tuple[Entry | None, list[Division], str]":
+    """AlexNet's second convolution, forward, its Pareto front, and the title of its figures."""
     record = results.first("candidates", layer="conv2")
-    return runs.title_of(record, f"that of {runs.CAFFES}", "conv2 of ")
+    title = runs.title_of(record, f"that of {runs.CAFFES}", "conv2 of ")
+    entry = next(iter(measured.entries(record)), None)
+    return entry, front(entry, PAPER["figure6"]["max_workspace_mib"]) if entry else [], title
 
 
 def figure6_table(results: Results) -> list[dict[str, Any]]:
@@ -151,13 +148,8 @@ def figure6_table(results: Results) -> list[dict[str, Any]]:
             "time (ms)": ms(division.time_s),
             "division": str(division),
         }
-        for division in _conv2_front(results)[1]
+        for division in conv2_front(results)[1]
     ]
-
-
-def figure6(results: Results) -> "Figure":
-    """The Pareto front of conv2."""
-    return draw_front(*_conv2_front(results), _conv2_title(results))
 
 
 def draw_front(
@@ -209,7 +201,7 @@ FIGURE6 = runs.artefact(
         dict.fromkeys([runs.conv2(profile), *runs.alexnet_kernels(profile)])
     ),
     rows=figure6_table,
-    draw=figure6,
+    draw=lambda results: draw_front(*conv2_front(results)),
 )
 
 
@@ -234,9 +226,8 @@ def conv2_cells(results: Results) -> list[tuple[Ran, dict[str, Any], str, Estima
     for record in results.ok("candidates", layer="conv2")[:1]:
         tried = [p for p in runs.POLICIES if p != "all" or record.config["policy"] == "all"]
         for cell in itertools.product(FIGURE10_LIMITS, tried):
-            found, told = _ran(record).get(cell, {}), "does not fit"
-            if found:
-                told = str(Division(0.0, 0, [(size, name) for size, name in found["parts"]]))
+            found = _ran(record).get(cell, {})
+            told = str(Division(0.0, 0, found["parts"])) if found else "does not fit"
             rows.append((cell, found, told, or_none(conv2_gain, results, cell)))
     return rows
 
@@ -286,7 +277,7 @@ def figure10(results: Results) -> "Figure":
         rows = groups.setdefault(f"within {cell[0]} MiB", [])
         rows.append(measured.effect(f"{cell[1]}: {told}", paper, gain))
     told = "speed-up of conv2, forward, over undivided"
-    return measured.draw_effects(groups, told, _conv2_title(results))
+    return measured.draw_effects(groups, told, conv2_front(results)[2])
 
 
 def _bound_cell(results: Results) -> tuple[Ran, dict[str, Any], Entry]:

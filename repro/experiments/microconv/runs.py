@@ -39,11 +39,9 @@ PLAIN, AGAIN, FREE, MORE = "plain", "plain again", "tuned, no limit", ", more ro
 def profile_of(name: str) -> dict[str, Any]:
     """A profile's table of ``paper.toml``, its tables completed by those of the one it is like."""
     own: dict[str, Any] = CONTENT["profiles"][name]
-    if "like" not in own:
-        return own
-    like = profile_of(own["like"])
+    like = profile_of(own["like"]) if "like" in own else {}
     tables = {key: like[key] | own[key] for key in own if isinstance(like.get(key), dict)}
-    return {**like, **own, **tables}
+    return like | own | tables
 
 
 def _network(profile: str, role: str, precision: str = "fp32", **more: Any) -> dict[str, Any]:

@@ -219,17 +219,11 @@ def _train(
         timings = _time(config, device, steps)
         done, followed = block.statistics, block.plan
     assert followed is not None
-    metrics: dict[str, Any] = {
-        "budget_bytes": followed.budget_bytes,
-        "window_bytes": followed.window_bytes,
-        "bytes_moved": followed.bytes_moved,
-        "held_bytes": done.peak_bytes,
-        "host_bytes": done.host_bytes,
-        "host_foretold_bytes": on_host,
-        "iterations": done.iterations,
-        "replayed": done.replayed,
-        "on_demand": done.on_demand,
-    }
+    planned = ("budget_bytes", "window_bytes", "bytes_moved")
+    counted = ("host_bytes", "iterations", "replayed", "on_demand")
+    metrics: dict[str, Any] = {name: getattr(followed, name) for name in planned}
+    metrics |= {name: getattr(done, name) for name in counted}
+    metrics |= {"held_bytes": done.peak_bytes, "host_foretold_bytes": on_host}
     if block.link_bytes_per_s is not None:
         metrics["link_bytes_per_s"] = block.link_bytes_per_s
     return timings, metrics, followed

@@ -42,8 +42,7 @@ def published(mode: str) -> dict[int, float]:
 
 def faster(batch: int) -> float:
     """The paper's images/s at a batch size, without chunks or with, whichever are more."""
-    chunks = published(CHUNKS)[batch]
-    return max(chunks, published(SCHEDULE).get(batch, chunks))
+    return max(published(CHUNKS)[batch], published(SCHEDULE).get(batch, 0))
 
 
 def gib(count: float | None) -> str:

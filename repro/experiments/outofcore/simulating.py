@@ -68,12 +68,8 @@ def modelled_row(served: Fitting, costs: Costs) -> dict[str, Any]:
     if costs.map_s:
         by_function = served.mapping()
         mapped, taken = int(by_function.sum()), costs.simulate(plan, by_function)
-    return {
-        "budget_bytes": plan.budget_bytes,
-        "window_bytes": plan.window_bytes,
-        "bytes_moved": plan.bytes_moved,
-        "host_bytes": plan.host_bytes,
-        "scheduler": plan.scheduler,
+    planned = ("budget_bytes", "window_bytes", "bytes_moved", "host_bytes", "scheduler")
+    return {name: getattr(plan, name) for name in planned} | {
         "time_s": taken.time_s,
         "unmapped_s": alone.time_s,
         "stall_s": alone.stall_s,
