@@ -295,7 +295,6 @@ def _configurations(results: Results) -> dict[str, str]:
 
 
 def _machine(results: Results) -> dict[str, str]:
-    """The machines and libraries of the records."""
     records = [record for record in results.records if record.status == "ok"]
     if not records:
         return {}

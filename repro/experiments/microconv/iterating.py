@@ -83,10 +83,9 @@ def _rivals(config: Config, device: str) -> Outcome:
         for name in names if number % 2 == 0 else reversed(names):
             values = {_CAP: f"{config['limit_mib']:g}", _LEGACY: "1"}
             environment = {variable: values[variable] for variable in SETTINGS[name][1]}
+            own = [dict(config), device, name]
             try:
-                answer = in_a_process(
-                    f"{__name__}:rival", [dict(config), device, name], environment
-                )
+                answer = in_a_process(f"{__name__}:rival", own, environment)
             except RuntimeError as error:
                 if name == PLAIN:
                     raise

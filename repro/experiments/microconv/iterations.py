@@ -36,7 +36,6 @@ def planned(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def _ran(results: Results) -> dict[str, Record]:
-    """The networks' records by role."""
     found = {role: results.first("iterations", role=role, rivals=None) for role in runs.TRIED}
     return {role: record for role, record in found.items() if record}
 
@@ -97,20 +96,21 @@ def over_undivided(results: Results, role: str) -> Estimate:
     if names := ", ".join(measured.ours(record.config["algorithms"])):
         fallen = f"undivided, {needed} of {kernels} kernels fall back to NNPACK or our own "
         note = f"{fallen}{names}; {note}"
-    if names and 2 * needed > kernels:
-        raise NotRun(f"{measured.FALLBACK}: {faster}; {note}")
+        if 2 * needed > kernels:
+            raise NotRun(f"{measured.FALLBACK}: {faster}; {note}")
     return replace(faster, label=f"{network_name(record)}, {limit}:", note=note)
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The time of an iteration in each form over torch's own and undivided."""
-    ran, rows = _ran(results), []
-    for role in runs.TRIED:
-        if record := ran.get(role):
-            rows += [_row(record, name) for name in (AGAIN, *record.metrics["forms"])]
-        for rival in results.ok("iterations", role=role):
-            rows += [_row(rival, name) for name in rival.config.get("rivals") or ()]
-    return rows
+    records = sorted(results.ok("iterations"), key=lambda record: "rivals" in record.config)
+    return [
+        _row(record, name)
+        for role in runs.TRIED
+        for record in records
+        if record.config["role"] == role
+        for name in record.config.get("rivals", (AGAIN, *record.metrics["forms"]))
+    ]
 
 
 def _row(record: Record, name: str) -> dict[str, Any]:
