@@ -1,8 +1,8 @@
 """The material of μ-cuDNN's experiments: networks, their kernels, shared measurements."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,10 @@ def network_kernels(config: Config, device: str) -> list[Named]:
     return named
 
 
-@contextmanager
-def rounding(config: Config, device: str) -> Iterator[None]:
+def rounding(config: Config, device: str) -> AbstractContextManager[None]:
     """Round products of float32 as a configuration says."""
     shape = Convolution(1, 1, 1, 1, (1, 1))
-    with precision(Kernel("forward", shape, config["dtype"], device, math=config["math"])):
-        yield
+    return precision(Kernel("forward", shape, config["dtype"], device, math=config["math"]))
 
 
 def make_bench(config: Config, device: str, cache: BenchmarkCache) -> Bench:

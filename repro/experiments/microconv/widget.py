@@ -9,17 +9,13 @@ from repro import plots
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.microconv.layers import draw_front, draw_shares, share_out
 from repro.experiments.microconv.measured import Entry, alexnet, divide, entries, front, label
-from repro.experiments.microconv.runs import MIB
+from repro.experiments.microconv.runs import KINDS, MIB
 from repro.experiments.query import Results
 from repro.experiments.view import device_name, panel
 from repro.records import Record
 
 SOURCE = "Computed from times measured on {}, SYNTHETIC inputs."
-_KINDS = {
-    "forward": "forward",
-    "backward_data": "data gradient",
-    "backward_filter": "filter gradient",
-}
+_KINDS = dict(zip(KINDS, ("forward", "data gradient", "filter gradient"), strict=True))
 
 
 def explorers(results: Callable[[str], Results]) -> list[Explorer]:

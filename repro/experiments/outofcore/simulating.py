@@ -1,6 +1,6 @@
 """Simulations of a published GPU, from the traces of iterations; nothing is computed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,8 +12,8 @@ from repro.experiments.outofcore.building import Config, limit_bytes, published_
 from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make, fit
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
-from repro.outofcore.allocator import MIB, BestFitAllocator, Event, replay
-from repro.outofcore.native import ChunkedMemory, Counters
+from repro.outofcore.allocator import MIB, BestFitAllocator, replay
+from repro.outofcore.native import ChunkedMemory
 from repro.outofcore.plan import requests
 
 _PARTS = (*(1 - k / 100 for k in range(11)), 0.85, 0.8, 0.7, 0.6, 0.5)  # of the limit, as budgets
@@ -173,22 +173,17 @@ def physical(config: Config, seed: int, data: ImageData | None, device: str) -> 
         if budget < trace.smallest_budget:
             continue
         events = requests(plan_swaps(trace, budget), fitting.ITERATIONS)
-        torchs, chunks = replay(BestFitAllocator(), events).peaks, mapped(events, chunk)
-        rows[mode] = {
-            "used_bytes": torchs["requested_bytes"],
-            "torch_bytes": torchs["reserved_bytes"],
-            "chunks_bytes": chunks.peak_reserved_bytes,
-        }
+        torchs = replay(BestFitAllocator(), events).peaks
+        addresses: dict[Any, int] = {}
+        with ChunkedMemory("posix", chunk, small_bytes=chunk // 2) as memory:
+            for name, nbytes in events:
+                if nbytes is None:
+                    memory.free(addresses.pop(name))
+                else:
+                    addresses[name] = memory.malloc(nbytes)
+            rows[mode] = {
+                "used_bytes": torchs["requested_bytes"],
+                "torch_bytes": torchs["reserved_bytes"],
+                "chunks_bytes": memory.counters().peak_reserved_bytes,
+            }
     return Outcome({"peak_bytes": trace.peak_bytes, "rows": rows})
-
-
-def mapped(events: Sequence[Event], chunk_bytes: int) -> Counters:
-    """The counters of the real chunked allocator once it has served all requests."""
-    addresses: dict[Any, int] = {}
-    with ChunkedMemory("posix", chunk_bytes, small_bytes=chunk_bytes // 2) as memory:
-        for name, nbytes in events:
-            if nbytes is None:
-                memory.free(addresses.pop(name))
-            else:
-                addresses[name] = memory.malloc(nbytes)
-        return memory.counters()
