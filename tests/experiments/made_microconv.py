@@ -6,8 +6,6 @@ from typing import Any
 
 import made
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from repro.experiments import load_paper
 from repro.experiments.design import Run
@@ -38,14 +36,6 @@ def judge(target: str, make: Maker, profile: str = "quick") -> tuple[str, str]:
 def table(artefact: str, make: Maker, profile: str = "quick") -> pd.DataFrame:
     """An artefact's table."""
     return load_paper("microconv").artefacts[artefact].table(results(artefact, make, profile))
-
-
-def figure(artefact: str, make: Maker, profile: str = "quick") -> Figure:
-    """An artefact's figure, drawn: a glyph or a layout that does not fit warns."""
-    found = results(artefact, make, profile)
-    drawn = load_paper("microconv").artefacts[artefact].figure(found)
-    FigureCanvasAgg(drawn).draw()
-    return drawn
 
 
 def timing(*seconds: float) -> dict[str, Any]:
@@ -250,7 +240,6 @@ Cell = tuple[str, str, int, str]  # network, mode, limit in MiB, policy
 # Which of the algorithms a cell takes: the fast one needs twice as much undivided.
 SLOW = {"name": "slow", "whole": True, "mib": 0.1}
 FAST = {"mib": 60.0}
-TINY = {"mib": 0.1}  # fits undivided into any limit
 
 
 def world(cells: Mapping[Cell, Any], scatter: float | None = 0.01) -> Maker:

@@ -54,11 +54,6 @@ class TestFigure9:
         assert told + "divided is ×1.00 [" in evidence
         assert (measured.FALLBACK in evidence) == (word == "not run")
 
-    def make(self, small_mib=50.0, small=1.0, large_mib=200.0, scatter=0.001):
-        roomy = 1.0, {"name": "fast", "whole": True, "mib": large_mib}
-        cells = {at(64, "undivided"): 2.0, at(512, "undivided"): roomy}
-        return world(cells | {at(64, "all"): (small, {"mib": small_mib})}, scatter)
-
 
 class TestComparison:
     def test_the_error_is_known_where_no_kernel_is_left_to_torch(self):

@@ -11,7 +11,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from repro.experiments.outofcore import building, measuring, modelled, runs
+from repro.experiments.outofcore import building, measuring, runs
+from repro.experiments.outofcore.building import limit_bytes, published_times, trace_at
 from repro.experiments.outofcore.fitting import (
     best_fit,
     can_train,
@@ -19,7 +20,6 @@ from repro.experiments.outofcore.fitting import (
     fit,
     largest_budget,
 )
-from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
 from repro.experiments.outofcore.runs import PIX2PIXHD, RESNET
 from repro.measure import MemoryMeter, accelerator, machine
 from repro.measure.accelerator import HostMemoryError
@@ -180,7 +180,7 @@ class TestTraces:
 
             return step
 
-        monkeypatch.setattr(modelled, "training_step", training_step)
+        monkeypatch.setattr(building, "training_step", training_step)
         with pytest.raises(ValueError, match="differ in more than sizes"):
             trace_at({"model": {"name": "changing"}, "image": [1, 1]}, 5)
 
@@ -210,14 +210,17 @@ class TestTraces:
         assert (peaks[1] < peaks[0]) == (role == RESNET)
 
 
-class TestRates:
-    def test_planted_rates_are_found(self):
-        toy, planted = TRACED[0], Rates(0.25, 1e7)
-        batches = [4, 16, 64]
-        rates = [batch / planted.times(trace_at(toy, batch)).sum() for batch in batches]
-        found = Rates.fit(toy | {"batches": batches, "images_per_s": rates})
-        assert found.fixed_s == pytest.approx(0.25)
-        assert found.bytes_per_s == pytest.approx(1e7)
+def test_planted_rates_are_found():
+    """A quarter of a second, and 10 MB a second beyond it."""
+    toy, batches = TRACED[0], [4, 16, 64]
+    planted = [0.25 + sum(trace_at(toy, batch).needs_bytes) / 1e7 for batch in batches]
+    rates = [batch / seconds for batch, seconds in zip(batches, planted, strict=True)]
+    baseline = toy | {"batches": batches, "images_per_s": rates}
+    for batch, seconds in zip(batches, planted, strict=True):
+        trace = trace_at(toy, batch)
+        found = published_times(trace, baseline)
+        assert found.sum() == pytest.approx(seconds)
+        assert found[0] == pytest.approx(0.25 / len(found) + trace.needs_bytes[0] / 1e7)
 
 
 def random_chain(seed: int) -> Trace:

@@ -1,8 +1,8 @@
 """The material of μ-cuDNN's experiments: networks, their kernels, shared measurements."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,10 @@ def network_kernels(config: Config, device: str) -> list[Named]:
     return named
 
 
-@contextmanager
-def rounding(config: Config, device: str) -> Iterator[None]:
+def rounding(config: Config, device: str) -> AbstractContextManager[None]:
     """Round products of float32 as a configuration says."""
     shape = Convolution(1, 1, 1, 1, (1, 1))
-    with precision(Kernel("forward", shape, config["dtype"], device, math=config["math"])):
-        yield
+    return precision(Kernel("forward", shape, config["dtype"], device, math=config["math"]))
 
 
 def make_bench(config: Config, device: str, cache: BenchmarkCache) -> Bench:
@@ -141,12 +139,11 @@ def layers(config: Config) -> tuple[list[Layer], int]:
         conv, batch = layer
         return math.prod(conv.output_shape(batch)) * conv.in_channels * conv.taps
 
-    most, count = config["largest_mmacs"], config["of_each_size"]
-    kept: dict[tuple[int, int], list[Layer]] = {}
-    for layer in sorted(every, key=macs):
-        group = kept.setdefault(layer[0].kernel_size, [])
-        small = most is None or macs(layer) <= most * 1e6
-        if small and (count is None or len(group) < count):
-            group.append(layer)
-    run = sorted((layer for group in kept.values() for layer in group), key=every.index)
+    most, count = config["largest_mmacs"] or math.inf, config["of_each_size"]
+    small = sorted((layer for layer in every if macs(layer) <= 1e6 * most), key=macs)
+    by_size = {
+        conv.kernel_size: [one for one in small if one[0].kernel_size == conv.kernel_size]
+        for conv, _ in small
+    }
+    run = sorted((layer for group in by_size.values() for layer in group[:count]), key=every.index)
     return run, len(every) - len(run)

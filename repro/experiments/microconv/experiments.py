@@ -59,14 +59,18 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         start = time.perf_counter()
         divided = [_divide(batch, ways, 64 * MIB) for (_, batch), ways in measured.items()]
         optimise_s = time.perf_counter() - start
-        checked: list[dict[str, Any]] = []
         if not config.get("layer") or is_accelerator(device):
             building.share(config, device, cache)
+        checked: list[dict[str, Any]] = []
         if config.get("layer"):
-            (_, kernel, batch), *_ = named
+            _, kernel, batch = named[0]
             policies = POLICIES if config["policy"] == "all" else ("undivided", config["policy"])
-            checked = _checked(bench, kernel, batch, measured[kernel, batch], policies)
-        kernels = [_described(*entry, measured[entry[1], entry[2]]) for entry in named]
+            for limit, policy in itertools.product(CHECKED_MIB, policies):
+                sizes = micro_batch_sizes(batch, policy)
+                ways = {size: measured[kernel, batch][size] for size in sizes}
+                if (division := _divide(batch, ways, limit * MIB)) is not None:
+                    row = {"limit_mib": limit, "policy": policy}
+                    checked.append(row | _run(bench, kernel, batch, division))
         return Outcome(
             metrics={
                 "checked": checked,
@@ -74,7 +78,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
                 "optimise_s": optimise_s,
                 "measured": bench.measured,
                 "infeasible_at_64_mib": divided.count(None),
-                "kernels": kernels,
+                "kernels": [_described(*entry, measured[entry[1:]]) for entry in named],
             }
         )
 
@@ -108,20 +112,6 @@ def _run(bench: Bench, kernel: Kernel, batch: int, division: Division) -> dict[s
     }
 
 
-def _checked(
-    bench: Bench, kernel: Kernel, batch: int, by_size: BySize, policies: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Run the divisions of one kernel by limit and policy."""
-    rows = []
-    for limit, policy in itertools.product(CHECKED_MIB, policies):
-        sizes = set(micro_batch_sizes(batch, policy))
-        ways = {size: candidates for size, candidates in by_size.items() if size in sizes}
-        if (division := _divide(batch, ways, limit * MIB)) is not None:
-            row = {"limit_mib": limit, "policy": policy}
-            rows.append(row | _run(bench, kernel, batch, division))
-    return rows
-
-
 def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[str, Any]:
     """A kernel and its useful candidates as plain values, torch's own at the end."""
     native = _native(by_size[batch])
@@ -145,7 +135,6 @@ def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[
 
 
 def _native(ways: Sequence[Candidate]) -> Candidate:
-    """Torch's own among the candidates of a size."""
     return next(way for way in ways if way.algorithm == NATIVE)
 
 
@@ -184,8 +173,7 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
             row: dict[str, Any] = {"layer": layer, "kind": kernel.kind, "batch": batch}
             if division is not None:
                 key = (kernel, batch, str(division))
-                if key not in timed:
-                    timed[key] = _run(bench, kernel, batch, division)
+                timed[key] = timed.get(key) or _run(bench, kernel, batch, division)
                 row |= timed[key]
                 if list(division.parts) == [(batch, NATIVE)]:
                     as_is.add((kernel, batch))
@@ -235,22 +223,18 @@ def bench_layers(config: Config, seed: int, data: ImageData | None, device: str)
     with machine(config, device), rounding(config, device):
         bench = building.make_bench(config, device, BenchmarkCache(None))
         chosen, left_out = building.layers(config)
-        rows: dict[Any, dict[str, Any]] = {}
+        limit, rows = config["limit_mib"] * MIB, {}
         for conv, batch in dict.fromkeys(chosen):
             kernel = Kernel("forward", conv, config["dtype"], device, math=config["math"])
-            rows[conv, batch] = _layer_row(bench, kernel, batch, config)
+            sizes = micro_batch_sizes(batch, config["policy"])
+            by_size = bench.candidates(kernel, batch, sizes, limit)
+            row: dict[str, Any] = {"shape": _shape(kernel), "kernel_size": _size(kernel)}
+            for name, ways in (("undivided", {batch: by_size[batch]}), ("divided", by_size)):
+                if (division := _divide(batch, ways, limit)) is not None:
+                    row[name] = _run(bench, kernel, batch, division)
+                    del row[name]["predicted_s"]
+            rows[conv, batch] = row | {"batch": batch}
         return Outcome({"layers": [rows[layer] for layer in chosen], "left_out": left_out})
-
-
-def _layer_row(bench: Bench, kernel: Kernel, batch: int, config: Config) -> dict[str, Any]:
-    limit = config["limit_mib"] * MIB
-    by_size = bench.candidates(kernel, batch, micro_batch_sizes(batch, config["policy"]), limit)
-    row: dict[str, Any] = {"shape": _shape(kernel), "kernel_size": _size(kernel), "batch": batch}
-    for name, ways in (("undivided", {batch: by_size[batch]}), ("divided", by_size)):
-        if (division := _divide(batch, ways, limit)) is not None:
-            row[name] = _run(bench, kernel, batch, division)
-            del row[name]["predicted_s"]
-    return row
 
 
 def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -268,13 +252,10 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
             model, images, labels = building.build_network(
                 dict(config) | {"dtype": "float32"}, where
             )
-            algorithms = [
-                algorithm
-                for algorithm in config["tuned_with"]
-                if BACKENDS[algorithm.partition(":")[0]].missing(where) is None
-            ]
+            named = config["tuned_with"]
+            here = [a for a in named if not BACKENDS[a.partition(":")[0]].missing(where)]
             limit, policy, cache = config["limit_mib"] * MIB, config["policy"], BenchmarkCache(None)
-            report = tune(model, images, limit, policy, algorithms=algorithms, cache=cache)
+            report = tune(model, images, limit, policy, algorithms=here, cache=cache)
             steps = {
                 str(size): partial(building.iteration, model, images[:size], labels[:size])
                 for size in sizes

@@ -22,6 +22,7 @@ from repro.measure.machine import machine
 from repro.microconv import BenchmarkCache, WorkspaceLimitError, tune
 
 MIB = 2**20
+_REPORTED = ("native_s", "workspace_bytes", "allocated_bytes")  # of `tune`
 _WATCHED = (
     "aten::convolution",
     "aten::convolution_backward",
@@ -82,10 +83,9 @@ def _rivals(config: Config, device: str) -> Outcome:
         for name in names if number % 2 == 0 else reversed(names):
             values = {_CAP: f"{config['limit_mib']:g}", _LEGACY: "1"}
             environment = {variable: values[variable] for variable in SETTINGS[name][1]}
+            own = [dict(config), device, name]
             try:
-                answer = in_a_process(
-                    f"{__name__}:rival", [dict(config), device, name], environment
-                )
+                answer = in_a_process(f"{__name__}:rival", own, environment)
             except RuntimeError as error:
                 if name == PLAIN:
                     raise
@@ -166,12 +166,10 @@ def timed_forms(
                 "needed": sum(entry.needed for entry in report.kernels),
                 "untied": len(report.untied),
                 "predicted_s": report.time_s,
-                "native_s": report.native_s,
-                "workspace_bytes": report.workspace_bytes,
-                "allocated_bytes": report.allocated_bytes,
                 "seen_bytes": seen,
                 "loss_error": loss_error,
                 "gradient_error": gradient_error,
+                **{name: getattr(report, name) for name in _REPORTED},
             }
         BenchmarkCache(Path(path)).take(cache)
         steps = {name: partial(iteration, model, images, labels) for name, model in forms.items()}

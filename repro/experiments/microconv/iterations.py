@@ -36,22 +36,16 @@ def planned(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def _ran(results: Results) -> dict[str, Record]:
-    """The networks' records by role."""
     found = {role: results.first("iterations", role=role, rivals=None) for role in runs.TRIED}
     return {role: record for role, record in found.items() if record}
 
 
 def _form(record: Record, name: str) -> Mapping[str, Any]:
-    """The outcome of a form."""
-    if name not in record.metrics["forms"]:
+    """The outcome of a form; with `least_bytes`, where it could not be held to the limit."""
+    forms: Mapping[str, Mapping[str, Any]] = record.metrics["forms"]
+    if name not in forms:
         raise NotRun(f"{record.config['role']} was not run as {name}")
-    found: Mapping[str, Any] = record.metrics["forms"][name]
-    return found
-
-
-def refused(outcome: Mapping[str, Any]) -> bool:
-    """Whether a form could not be held to the limit."""
-    return "least_bytes" in outcome
+    return forms[name]
 
 
 def untouched(record: Record, name: str = FREE) -> bool:
@@ -92,7 +86,7 @@ def over_undivided(results: Results, role: str) -> Estimate:
     record = results.need("iterations", role=role, rivals=None)
     forms = [_form(record, name) for name in (UNDIVIDED, DIVIDED)]
     limit = f"{record.config['limit_mib']:g} MiB"
-    if any(map(refused, forms)):
+    if any("least_bytes" in form for form in forms):
         raise NotRun(f"{role} cannot be held to {limit}")
     needed, kernels = forms[0]["needed"], forms[0]["kernels"]
     if not needed:
@@ -102,20 +96,21 @@ def over_undivided(results: Results, role: str) -> Estimate:
     if names := ", ".join(measured.ours(record.config["algorithms"])):
         fallen = f"undivided, {needed} of {kernels} kernels fall back to NNPACK or our own "
         note = f"{fallen}{names}; {note}"
-    if names and 2 * needed > kernels:
-        raise NotRun(f"{measured.FALLBACK}: {faster}; {note}")
+        if 2 * needed > kernels:
+            raise NotRun(f"{measured.FALLBACK}: {faster}; {note}")
     return replace(faster, label=f"{network_name(record)}, {limit}:", note=note)
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The time of an iteration in each form over torch's own and undivided."""
-    ran, rows = _ran(results), []
-    for role in runs.TRIED:
-        if record := ran.get(role):
-            rows += [_row(record, name) for name in (AGAIN, *record.metrics["forms"])]
-        for rival in results.ok("iterations", role=role):
-            rows += [_row(rival, name) for name in rival.config.get("rivals") or ()]
-    return rows
+    records = sorted(results.ok("iterations"), key=lambda record: "rivals" in record.config)
+    return [
+        _row(record, name)
+        for role in runs.TRIED
+        for record in records
+        if record.config["role"] == role
+        for name in record.config.get("rivals", (AGAIN, *record.metrics["forms"]))
+    ]
 
 
 def _row(record: Record, name: str) -> dict[str, Any]:
@@ -127,7 +122,7 @@ def _row(record: Record, name: str) -> dict[str, Any]:
     limit = f"{name.split()[1]} in all" if name.startswith("WD") else DASH
     if "capped" in name or name.startswith("WR"):
         limit = f"{record.config['limit_mib']:g} each"
-    if refused(outcome):
+    if "least_bytes" in outcome:
         taken = f"cannot be held: {mib(outcome['least_bytes'])} MiB would do"
     elif untouched(record, name):
         taken = "left as it was"
@@ -178,7 +173,7 @@ def divided_faster(results: Results) -> Cases:
     def faster(role: str) -> Estimate | Exact:
         record = results.need("iterations", role=role, rivals=None)
         undivided = _form(record, UNDIVIDED)
-        if refused(undivided) and not refused(_form(record, DIVIDED)):
+        if "least_bytes" in undivided and "least_bytes" not in _form(record, DIVIDED):
             least = f"({mib(undivided['least_bytes'])} MiB undivided)"
             return Exact(True, f"within {record.config['limit_mib']:g} MiB only divided {least}")
         return over_undivided(results, role)

@@ -37,8 +37,8 @@ def _layers(results: Results) -> pd.DataFrame:
     """
     rows = []
     for entry in measured.entries(measured.alexnet(results)):
-        sizes = {"data": entry["data_bytes"], "filters": entry["filter_bytes"]}
-        row = {"layer": entry["layer"]} | {name: 2 * size / MIB for name, size in sizes.items()}
+        row = {"layer": entry["layer"], "data": 2 * entry["data_bytes"] / MIB}
+        row["filters"] = 2 * entry["filter_bytes"] / MIB
         for cell in map(Cell, LIMITS_MIB):
             best = divide(entry, cell.limit_mib(results.profile), "undivided")
             told = cell.told(results.profile)
@@ -110,8 +110,8 @@ def fast_needs_more(results: Results) -> Cases:
             continue
         instead = "nothing fits"
         if fitting := divide(entry, small, "undivided"):
-            slower = f"×{fitting.time_s / fastest.time_s:.2f}"
-            instead = f"{fitting.parts[0][1]} fits and takes {slower}"
+            slower = fitting.time_s / fastest.time_s
+            instead = f"{fitting.parts[0][1]} fits and takes ×{slower:.2f}"
         more = fastest.workspace_bytes > small * MIB
         text = f"needs more ({instead})" if more else "needs no more"
         needs[measured.label(entry)] = Exact(more, text)
@@ -132,15 +132,12 @@ FIGURE1 = runs.artefact(
 # Figure 6: the divisions of conv2 that are worth having.
 
 
-def _conv2_front(results: Results) -> "tuple[Entry | None, list[Division]]":
-    """AlexNet's second convolution, forward, and its Pareto front."""
-    entry = next(iter(measured.entries(results.first("candidates", layer="conv2"))), None)
-    return entry, front(entry, PAPER["figure6"]["max_workspace_mib"]) if entry else []
-
-
-def _conv2_title(results: Results) -> str:
+def conv2_front(results: Results) -> "tuple[Entry | None, list[Division], str]":
+    """AlexNet's second convolution, forward, its Pareto front, and the title of its figures."""
     record = results.first("candidates", layer="conv2")
-    return runs.title_of(record, f"that of {runs.CAFFES}", "conv2 of ")
+    title = runs.title_of(record, f"that of {runs.CAFFES}", "conv2 of ")
+    entry = next(iter(measured.entries(record)), None)
+    return entry, front(entry, PAPER["figure6"]["max_workspace_mib"]) if entry else [], title
 
 
 def figure6_table(results: Results) -> list[dict[str, Any]]:
@@ -151,19 +148,15 @@ def figure6_table(results: Results) -> list[dict[str, Any]]:
             "time (ms)": ms(division.time_s),
             "division": str(division),
         }
-        for division in _conv2_front(results)[1]
+        for division in conv2_front(results)[1]
     ]
 
 
-def figure6(results: Results) -> "Figure":
-    """The Pareto front of conv2."""
-    figure = draw_front(*_conv2_front(results))
-    figure.suptitle(_conv2_title(results), fontsize=11)
-    return figure
-
-
 def draw_front(
-    entry: Entry | None, divisions: "Sequence[Division]", limit_mib: float | None = None
+    entry: Entry | None,
+    divisions: "Sequence[Division]",
+    title: str,
+    limit_mib: float | None = None,
 ) -> "Figure":
     """Draw a kernel's Pareto front, and the division behind every point as a bar.
 
@@ -174,8 +167,8 @@ def draw_front(
     figure, axes = plots.new_axes(1, 2, 10.5, max(3.4, 1.6 + 0.3 * len(divisions)))
     curve, bars = axes[0]
     points = [(d.workspace_bytes / MIB, 1e3 * d.time_s) for d in divisions]
+    style: dict[str, Any] = {"color": plots.OURS, "drawstyle": "steps-post"}
     if points:
-        style: dict[str, Any] = {"color": plots.OURS, "drawstyle": "steps-post"}
         curve.plot(*zip(*points, strict=True), "o-", label="desirable divisions", **style)
     if entry:
         own = entry["native_bytes"] / MIB, 1e3 * entry["native_s"]
@@ -183,11 +176,10 @@ def draw_front(
         wide, high = (1.1 * max(ends) for ends in zip(own, *points, strict=True))
         curve.set(xlim=(-0.03 * wide, max(wide, 1e-9)), ylim=(0, high))
     if limit_mib is not None:
-        mark: dict[str, Any] = {"color": "#9a4a22"}
-        curve.axvline(limit_mib, linestyle="--", linewidth=1.5, label="limit", **mark)
+        curve.axvline(limit_mib, ls="--", lw=1.5, label="limit", color="#9a4a22")
         if fitting := [point for point in points if point[0] <= limit_mib]:
-            mark |= {"fillstyle": "none", "markeredgewidth": 2}
-            curve.plot(*fitting[-1], "o", markersize=14, label="chosen", **mark)
+            ring: dict[str, Any] = {"ms": 14, "mfc": "none", "mew": 2, "color": "#9a4a22"}
+            curve.plot(*fitting[-1], "o", label="chosen", **ring)
     curve.set(xlabel="workspace (MiB)", ylabel="time (ms)", title="Pareto front")
     looks = plots.styles(sorted({name for division in divisions for _, name in division.parts}))
     for row, division in enumerate(divisions):
@@ -199,6 +191,7 @@ def draw_front(
     bars.set_yticks(range(len(divisions)), [f"{size:.2f}" for size, _ in points])
     bars.set(xlabel="samples of the mini-batch", ylabel="workspace (MiB)", title="division")
     plots.legend_below(figure, 4)
+    figure.suptitle(title, fontsize=11)
     return figure
 
 
@@ -208,7 +201,7 @@ FIGURE6 = runs.artefact(
         dict.fromkeys([runs.conv2(profile), *runs.alexnet_kernels(profile)])
     ),
     rows=figure6_table,
-    draw=figure6,
+    draw=lambda results: draw_front(*conv2_front(results)),
 )
 
 
@@ -233,9 +226,8 @@ def conv2_cells(results: Results) -> list[tuple[Ran, dict[str, Any], str, Estima
     for record in results.ok("candidates", layer="conv2")[:1]:
         tried = [p for p in runs.POLICIES if p != "all" or record.config["policy"] == "all"]
         for cell in itertools.product(FIGURE10_LIMITS, tried):
-            found, told = _ran(record).get(cell, {}), "does not fit"
-            if found:
-                told = str(Division(0.0, 0, [(size, name) for size, name in found["parts"]]))
+            found = _ran(record).get(cell, {})
+            told = str(Division(0.0, 0, found["parts"])) if found else "does not fit"
             rows.append((cell, found, told, or_none(conv2_gain, results, cell)))
     return rows
 
@@ -285,7 +277,7 @@ def figure10(results: Results) -> "Figure":
         rows = groups.setdefault(f"within {cell[0]} MiB", [])
         rows.append(measured.effect(f"{cell[1]}: {told}", paper, gain))
     told = "speed-up of conv2, forward, over undivided"
-    return measured.draw_effects(groups, told, _conv2_title(results))
+    return measured.draw_effects(groups, told, conv2_front(results)[2])
 
 
 def _bound_cell(results: Results) -> tuple[Ran, dict[str, Any], Entry]:
@@ -340,9 +332,8 @@ def share_out(kernels: Sequence[Entry], total_mib: float) -> "list[Division]":
     """The divisions that WD chooses; none where the total admits none."""
     from repro.microconv import assign_workspaces
 
-    fronts = {index: front(entry) for index, entry in enumerate(kernels)}
     try:
-        chosen = assign_workspaces(fronts, int(total_mib * MIB))
+        chosen = assign_workspaces(dict(enumerate(map(front, kernels))), int(total_mib * MIB))
     except ValueError:
         return []
     return [chosen[index] for index in range(len(kernels))]
@@ -375,20 +366,19 @@ def figure12_table(results: Results) -> list[dict[str, Any]]:
 def figure12(results: Results) -> "Figure":
     """The workspace of every kernel, by WR at the small limit and by WD."""
     record, each_mib = measured.alexnet(results), Cell(SMALL).limit_mib(results.profile)
-    drawn = draw_shares(measured.entries(record), each_mib, _total_mib(results))
-    drawn.suptitle(runs.title_of(record), fontsize=11)
-    return drawn
+    return draw_shares(record, each_mib, _total_mib(results))
 
 
 def draw_shares(
-    kernels: Sequence[Entry], each_mib: float, total_mib: float, largest_mib: float | None = None
+    record: Record | None, each_mib: float, total_mib: float, largest_mib: float | None = None
 ) -> "Figure":
-    """Draw the workspace of kernels under WR and under WD as paired bars.
+    """Draw the workspace of a network's kernels under WR and under WD as paired bars.
 
     The axis ends at `largest_mib`, by default with the bars.
     """
     from repro import plots
 
+    kernels = measured.entries(record)
     figure, axes = plots.new_axes(1, 1, 10.5, 1.9 + 0.36 * max(3, len(kernels)))
     axis = axes[0, 0]
     shared: Sequence[Division | None] = share_out(kernels, total_mib) or [None] * len(kernels)
@@ -405,6 +395,7 @@ def draw_shares(
     axis.set_xlim(0, largest_mib)
     axis.set_xlabel("workspace (MiB)")
     plots.legend_below(figure, 3)
+    figure.suptitle(runs.title_of(record), fontsize=11)
     return figure
 
 

@@ -33,19 +33,12 @@ FALLBACK = "undivided is our own fallback, not a library's algorithm"
 LIMITS = ("#a6cbe3", "#4a90c2", "#124a7d")  # colours, from the smallest limit to the largest
 
 
-def ms(seconds: float | None) -> str:
-    """Seconds as milliseconds."""
-    return DASH if seconds is None else f"{1e3 * seconds:,.1f}"
+def _written(text: str, factor: float = 1.0) -> Callable[[float | None], str]:
+    return lambda value: DASH if value is None else text.format(factor * value)
 
 
-def mib(count: float | None) -> str:
-    """Bytes as MiB."""
-    return DASH if count is None else f"{count / MIB:,.1f}"
-
-
-def times(ratio: float | None) -> str:
-    """A ratio as ``1.23×``."""
-    return DASH if ratio is None else f"{ratio:.2f}×"
+# Seconds as milliseconds, bytes as MiB, and a ratio as ``1.23×``; a dash for None.
+ms, mib, times = _written("{:,.1f}", 1e3), _written("{:,.1f}", 1 / MIB), _written("{:.2f}×")
 
 
 def label(entry: Mapping[str, Any]) -> str:
@@ -64,13 +57,13 @@ def tunings(results: Results, *policies: str) -> list[Record]:
             return whole
         layers = {record.config["layer"]: record for record in records}
         if set(LAYERS) <= layers.keys():
-            parts = [layers[name].metrics for name in LAYERS]
-            sums = ("benchmark_s", "optimise_s", "measured")
-            joined = {name: sum(part[name] for part in parts) for name in sums}
-            joined["kernels"] = [entry for part in parts for entry in part["kernels"]]
-            first = layers[LAYERS[0]]
+            first, *others = (layers[name] for name in LAYERS)
+            metrics = dict(first.metrics)
+            for name in ("benchmark_s", "optimise_s", "measured", "kernels"):
+                for other in others:
+                    metrics[name] = metrics[name] + other.metrics[name]
             config = {k: v for k, v in first.config.items() if k not in ("layer", "kinds")}
-            return [replace(first, config=config, metrics=joined)]
+            return [replace(first, config=config, metrics=metrics)]
     return []
 
 
@@ -155,11 +148,6 @@ def left_to_ours(rows: Iterable[Mapping[str, Any]]) -> list[set[str]]:
     return [names for row in rows if (names := algorithms(row)) and len(ours(names)) == len(names)]
 
 
-def judged(gain: Estimate, undivided: Record, divided: Record) -> Estimate:
-    """A network's gain over undivided, with notes; see `noted`."""
-    return noted(gain, over_torch(divided), entries(undivided))
-
-
 def noted(
     gain: Estimate, torchs: Estimate, rows: Sequence[Mapping[str, Any]], noun: str = "kernels"
 ) -> Estimate:
@@ -168,9 +156,8 @@ def noted(
     `torchs` is the speed of the divisions over torch's own, which no limit holds; `rows` are the
     undivided kernels, or what `noun` says.
     """
-    left = left_to_ours(rows)
     note = f"divided is {torchs} of torch's own speed without a limit"
-    if left:
+    if left := left_to_ours(rows):
         names = ", ".join(sorted(set().union(*left)))
         fallen = f"undivided falls back to our own {names} on {len(left)} of {len(rows)} {noun}"
         note = f"{fallen}; {note}"

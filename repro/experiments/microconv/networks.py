@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import gained, mib, ms, need, or_none, unfit
+from repro.experiments.microconv.measured import (
+    entries,
+    gained,
+    mib,
+    ms,
+    need,
+    noted,
+    or_none,
+    unfit,
+)
 from repro.experiments.microconv.runs import AMPLE, MODERATE, PAPER, SMALL, Cell, network_name
 from repro.experiments.query import Results
 from repro.records import Record
@@ -80,7 +89,7 @@ def table(ran: Iterable[Ran], caffes: bool = True) -> list[dict[str, Any]]:
     """Networks' kernels within a limit, and their speed-ups."""
     table = []
     for one in ran:
-        config, rows, missing = one.record.config, measured.entries(one.record), unfit(one.record)
+        config, rows, missing = one.record.config, entries(one.record), unfit(one.record)
         workspace = None if missing else sum(row["workspace_bytes"] for row in rows)
         taken = f"{missing} do not fit" if missing else ms(sum(row["time_s"] for row in rows))
         table.append(
@@ -161,7 +170,7 @@ def divided_faster(results: Results, limit_mib: int) -> Cases:
         return {"AlexNet": Exact(False, f"only divided, {unfit(undivided)} fit")}
     label = f"{_told(results, divided, limit_mib)}:"
     gain = replace(gained(undivided, divided), label=label)
-    return {"AlexNet": measured.judged(gain, undivided, divided)}
+    return {"AlexNet": noted(gain, measured.over_torch(divided), entries(undivided))}
 
 
 def over_torch(results: Results) -> Estimate:
@@ -181,7 +190,7 @@ def memory_cost(results: Results) -> Cases:
     ample = Cell(AMPLE).told(results.profile)
     label = f"time of {_told(results, small, MODERATE)} over undivided within {ample}:"
     gain = replace(gained(small, large), label=label)
-    return {"AlexNet": measured.judged(gain, large, small)}
+    return {"AlexNet": noted(gain, measured.over_torch(small), entries(large))}
 
 
 def power_of_two_as_good(results: Results) -> Cases:
@@ -292,7 +301,7 @@ def wd_faster(results: Results) -> Cases:
         total, apiece = (cell.told(results.profile) for cell in (shared, apart))
         label = f"{network_name(wd, True)}, {total} in all over {apiece} for each:"
         gain = replace(gained(undivided, wd), label=label)
-        return measured.judged(gain, undivided, wd)
+        return noted(gain, measured.over_torch(wd), entries(undivided))
 
     return cases(COMPARISONS, faster)
 

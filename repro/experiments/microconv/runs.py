@@ -39,11 +39,9 @@ PLAIN, AGAIN, FREE, MORE = "plain", "plain again", "tuned, no limit", ", more ro
 def profile_of(name: str) -> dict[str, Any]:
     """A profile's table of ``paper.toml``, its tables completed by those of the one it is like."""
     own: dict[str, Any] = CONTENT["profiles"][name]
-    if "like" not in own:
-        return own
-    like = profile_of(own["like"])
+    like = profile_of(own["like"]) if "like" in own else {}
     tables = {key: like[key] | own[key] for key in own if isinstance(like.get(key), dict)}
-    return {**like, **own, **tables}
+    return like | own | tables
 
 
 def _network(profile: str, role: str, precision: str = "fp32", **more: Any) -> dict[str, Any]:
@@ -52,10 +50,6 @@ def _network(profile: str, role: str, precision: str = "fp32", **more: Any) -> d
     common = {"role": role, "setting": precision, "algorithms": own["algorithms"]}
     common |= {"threads": own.get("threads")}
     return common | own["networks"][role] | CONTENT["precisions"][precision] | more
-
-
-def _once(experiment: str, config: dict[str, Any], label: str) -> Run:
-    return Run(experiment, config, seeds=(0,), label=label)
 
 
 def policies(profile: str, role: str = "AlexNet") -> tuple[str, ...]:
@@ -72,13 +66,13 @@ def alexnet_kernels(profile: str, policy: str = "") -> list[Run]:
     if profile == "gpu" and policy == "all":
         return [_layer(profile, name) for name in LAYERS]
     config = _network(profile, "AlexNet", policy=policy)
-    return [_once("candidates", config, f"AlexNet, fp32, {policy}")]
+    return [Run("candidates", config, (0,), f"AlexNet, fp32, {policy}")]
 
 
 def _layer(profile: str, name: str, **changes: Any) -> Run:
     changes = {"policy": "all", "layer": name, "kinds": list(KINDS)} | changes
     config = _network(profile, "AlexNet", **changes)
-    return _once("candidates", config, f"AlexNet's {name}, {config['policy']}")
+    return Run("candidates", config, (0,), f"AlexNet's {name}, {config['policy']}")
 
 
 def conv2(profile: str) -> Run:
@@ -94,30 +88,21 @@ def conv2(profile: str) -> Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """A network's kernels, divided within a limit of the paper's.
+    """A network's kernels, divided within a limit of the paper's."""
 
-    Attributes:
-        each_mib: The paper's limit for each kernel.
-        policy: Of the micro-batch sizes.
-        role: The network.
-        mode: WR, or WD with a total of as much for each of the paper's kernels.
-        precision: A key of ``[precisions]``.
-        caffe: Whether the mini-batch is that of Figure 11, which is not Table V's of ResNet-50.
-    """
-
-    each_mib: float
-    policy: str = "undivided"
+    each_mib: float  # the paper's limit for each kernel
+    policy: str = "undivided"  # of the micro-batch sizes
     role: str = "AlexNet"
-    mode: str = "WR"
-    precision: str = "fp32"
-    caffe: bool = False
+    mode: str = "WR"  # or WD, with a total of as much for each of the paper's kernels
+    precision: str = "fp32"  # a key of ``[precisions]``
+    caffe: bool = False  # whether the mini-batch is Figure 11's, of ResNet-50 not Table V's
 
     @property
     def paper_batch(self) -> int:
         """The paper's mini-batch."""
         batches: dict[str, int] = PAPER["batches"]
-        usual = batches[self.role]
-        return batches.get(f"{self.role}, Caffe", usual) if self.caffe else usual
+        own = f"{self.role}, Caffe"
+        return batches[own if self.caffe and own in batches else self.role]
 
     def limit_mib(self, profile: str) -> int | float:
         """The limit here. Under `long` it is as much for a sample: workspaces grow with it."""
@@ -140,7 +125,7 @@ class Cell:
         if self.caffe and profile in TO_THE_LETTER:
             config["batch"] = self.paper_batch
         named = f"{self.role}, {self.precision}, {self.mode}, {limit:,} MiB, {self.policy}"
-        return _once("network", config, named)
+        return Run("network", config, (0,), named)
 
 
 def iterations(profile: str, role: str) -> Run:
@@ -160,7 +145,7 @@ def iterations(profile: str, role: str) -> Run:
     }
     if profile == LONG:
         config["threads"] = 1
-    return _once("iterations", config, f"{role}, iterations")
+    return Run("iterations", config, (0,), f"{role}, iterations")
 
 
 def rivals(profile: str) -> list[Run]:
@@ -168,7 +153,7 @@ def rivals(profile: str) -> list[Run]:
     runs = []
     for role, names in CONTENT["rivals"]["runs"] if profile in TO_THE_LETTER else ():
         config = iterations(profile, role).config | {"ways": [], "rivals": names}
-        runs.append(_once("iterations", config, f"{role}, {' and '.join(names)}"))
+        runs.append(Run("iterations", config, (0,), f"{role}, {' and '.join(names)}"))
     return runs
 
 
@@ -181,7 +166,7 @@ def deepbench(profile: str, network_type: str, precision: str) -> Run:
     config |= {"limit_mib": MODERATE, "policy": "powerOfTwo"}
     if precision == HALF:
         config |= {"algorithms": ["torch:native", "cudnn", "cudnn_half"], "max_error": 1e-2}
-    return _once("deepbench", config, f"{network_type}, {precision}")
+    return Run("deepbench", config, (0,), f"{network_type}, {precision}")
 
 
 def cluster(profile: str) -> Run:
@@ -189,7 +174,7 @@ def cluster(profile: str) -> Run:
     own = profile_of(profile)
     config = own["cluster"] | {"role": "ResNet-18", "devices": ["fast", "slow"]}
     config |= {"tuned_with": own["algorithms"], "limit_mib": MODERATE, "policy": "powerOfTwo"}
-    return _once("cluster", config | {"repeats": own["repeats"]}, "ResNet-18")
+    return Run("cluster", config | {"repeats": own["repeats"]}, (0,), "ResNet-18")
 
 
 def optimisation(profile: str, chosen: Chosen) -> list[Run]:
@@ -206,8 +191,8 @@ def optimisation(profile: str, chosen: Chosen) -> list[Run]:
     sizes = {"role": "synthetic fronts", "sizes": [[159, 562], [465, 2500]], **repeats}
     limit = PAPER["optimisation"]["largest_mib"]
     config = _network(of, "ResNet-152", policy="powerOfTwo", limit_mib=limit, **repeats)
-    own = _once("programme", config, "ResNet-152, its own kernels")
-    return [*measured, _once("solver", sizes, "made-up fronts"), own]
+    own = Run("programme", config, (0,), "ResNet-152, its own kernels")
+    return [*measured, Run("solver", sizes, (0,), "made-up fronts"), own]
 
 
 def stands_in(record: Record, caffes: bool = False) -> bool:
@@ -216,9 +201,8 @@ def stands_in(record: Record, caffes: bool = False) -> bool:
     With `caffes` the paper's AlexNet is Caffe's, with two groups, and not Table V's.
     """
     role, model = record.config["role"], record.config.get("model")
-    if model is None or role not in CONTENT["models"]:
-        return False
-    return bool(model != CONTENT["models"][CAFFE if caffes and role == "AlexNet" else role])
+    papers = CONTENT["models"].get(CAFFE if caffes and role == "AlexNet" else role)
+    return None not in (model, papers) and model != papers
 
 
 def _own_network(record: Record) -> str:

@@ -2,24 +2,20 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
+
+from repro import plots
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.microconv.layers import draw_front, draw_shares, share_out
 from repro.experiments.microconv.measured import Entry, alexnet, divide, entries, front, label
-from repro.experiments.microconv.runs import MIB, title_of
+from repro.experiments.microconv.runs import KINDS, MIB
 from repro.experiments.query import Results
 from repro.experiments.view import device_name, panel
 from repro.records import Record
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_KINDS = {
-    "forward": "forward",
-    "backward_data": "data gradient",
-    "backward_filter": "filter gradient",
-}
+SOURCE = "Computed from times measured on {}, SYNTHETIC inputs."
+_KINDS = dict(zip(KINDS, ("forward", "data gradient", "filter gradient"), strict=True))
 
 
 def explorers(results: Callable[[str], Results]) -> list[Explorer]:
@@ -36,7 +32,7 @@ def explorers(results: Callable[[str], Results]) -> list[Explorer]:
         first = next((n for n in measured if n.startswith("conv2 forward")), next(iter(measured)))
         names = Control("kernel", {name: name for name in measured}, first, 3, listed=True)
 
-        def of_kernel(kernel: str, percent: int) -> "tuple[str, Figure]":
+        def of_kernel(kernel: str, percent: int) -> tuple[str, Figure]:
             return explore_kernel(*measured[kernel], percent)
 
         made.append(Explorer("microconv", {"kernel": names, "percent": share}, of_kernel))
@@ -52,13 +48,14 @@ def limits_mib(entry: Entry) -> tuple[float, float]:
     return points[0].workspace_bytes / MIB, points[-1].workspace_bytes / MIB
 
 
-def explore_kernel(record: Record, entry: Entry, percent: int) -> "tuple[str, Figure]":
+def explore_kernel(record: Record, entry: Entry, percent: int) -> tuple[str, Figure]:
     """The effect of a limit on a kernel in one line, and its front with the division chosen."""
     least, most = limits_mib(entry)
     limit_mib = least + (most - least) * percent / 100
-    figure = draw_front(entry, front(entry), limit_mib)
     title = panel(f"{label(entry)}, mini-batch {entry['batch']}")
-    return describe(entry, limit_mib), _signed(figure, title, record)
+    figure = draw_front(entry, front(entry), title, limit_mib)
+    plots.sign(figure, SOURCE.format(device_name(record)))
+    return describe(entry, limit_mib), figure
 
 
 def describe(entry: Entry, limit_mib: float) -> str:
@@ -77,7 +74,7 @@ def describe(entry: Entry, limit_mib: float) -> str:
     )
 
 
-def explore_network(record: Record, percent: int) -> "tuple[str, Figure]":
+def explore_network(record: Record, percent: int) -> tuple[str, Figure]:
     """The time of a network's kernels under WR and WD with one total, and each one's workspace."""
     own = entries(record)
     limits = list(map(limits_mib, own))
@@ -91,14 +88,6 @@ def explore_network(record: Record, percent: int) -> "tuple[str, Figure]":
         wr = f"{len(own) - len(fitting)} of {len(own)} kernels do not fit"
     told = f"{total_mib:.1f} MiB for {len(own)} kernels: WR with {each_mib:.1f} MiB for each"
     # One axis for all totals.
-    figure = draw_shares(own, each_mib, total_mib, 1.12 * max(end for _, end in limits))
-    told = f"{told}: {wr}; WD: {wd if shared else 'does not fit'}"
-    return told, _signed(figure, title_of(record), record)
-
-
-def _signed(figure: "Figure", title: str, record: Record) -> "Figure":
-    from repro.plots import sign
-
-    figure.suptitle(title, fontsize=11)
-    sign(figure, f"Computed from times measured on {device_name(record)}, SYNTHETIC inputs.")
-    return figure
+    figure = draw_shares(record, each_mib, total_mib, 1.12 * max(end for _, end in limits))
+    plots.sign(figure, SOURCE.format(device_name(record)))
+    return f"{told}: {wr}; WD: {wd if shared else 'does not fit'}", figure

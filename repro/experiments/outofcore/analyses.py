@@ -25,14 +25,12 @@ _METHODS = {"bound": ("bound_s", runs.LABELS["bound"]), runs.FITTED: ("time_s", 
 
 def _link_rows(results: Results) -> list[dict[str, Any]]:
     """Batch size, share of the bytes, rate of the link, and speed of each method over in core."""
-    rows = []
-    for record in by_batch(results.ok("link", role=runs.RESNET)):
-        batch = record.config["batch"]
-        for row in record.metrics["rows"]:
-            speeds = {m: batch / row[key] / IN_CORE_RATE for m, (key, _) in _METHODS.items()}
-            setting = {"batch": batch, "share": row["share"], "rate": row["rate"] / 1e9}
-            rows.append(setting | speeds)
-    return rows
+    return [
+        {"batch": record.config["batch"], "share": row["share"], "rate": row["rate"] / 1e9}
+        | {m: record.config["batch"] / row[key] / IN_CORE_RATE for m, (key, _) in _METHODS.items()}
+        for record in by_batch(results.ok("link", role=runs.RESNET))
+        for row in record.metrics["rows"]
+    ]
 
 
 def link_table(results: Results) -> list[dict[str, Any]]:

@@ -1,19 +1,24 @@
-"""How far beyond the device's memory does ResNet-50 train, and at what speed? (Table 1)
+"""How far beyond the device's memory do networks train, and at what speed? (Table 1, Figure 4)
 
-Against training in core, against LMS (Le et al. 2019), and with and without chunks; simulated also
-at our best, by packed plans with chunks of sizes that variables have.
+ResNet-50 against training in core, against LMS (Le et al. 2019), and with and without chunks;
+simulated also at our best, by packed plans with chunks of sizes that variables have. Then the
+paper's other networks.
 """
 
+import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, deterministic, unsure
+from repro.experiments import judge
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.outofcore import points, runs
 from repro.experiments.outofcore.panels import Heights, Line, Panel, draw, line_of
 from repro.experiments.outofcore.points import PLACES, Interval, Point, Trained, artefact
-from repro.experiments.outofcore.runs import CHUNKS, IN_CORE, RESNET, SCHEDULE, SIMULATED
+from repro.experiments.outofcore.runs import CHUNKS, IN_CORE, MODES, RESNET, SCHEDULE, SIMULATED
 from repro.experiments.query import Results
 from repro.report import DASH
 
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 
 METHODS = {
     SIMULATED: (IN_CORE, "lms", *runs.TO_THE_LETTER, SCHEDULE, CHUNKS, *runs.PACKED_MODES, "bound"),
-    runs.MEASURED: (*runs.MODES, *runs.TO_THE_LETTER, *runs.PEERS),
+    runs.MEASURED: (*MODES, *runs.TO_THE_LETTER, *runs.PEERS),
 }
 # Batch sizes at which the paper says, or its Table 1 shows, which share of the speed is kept.
 KEPT = {
@@ -30,10 +35,13 @@ KEPT = {
     f"{runs.LMS_BATCH} without": (runs.LMS_BATCH, SCHEDULE),
     f"{runs.LARGEST_BATCH} with chunks": (runs.LARGEST_BATCH, CHUNKS),
 }
+# The paper's ratios of batch sizes, by network.
+OVER_CORE = {RESNET: runs.LARGEST_BATCH / runs.IN_CORE_BATCH}
+OVER_ALONE = {RESNET: runs.CLAIMS["over_schedule"]}
 _PAPERS_ROWS = {
     "lms_in_core": ("paper", "in core, P100 (Le et al.)"),
     "lms": ("paper", "LMS, P100 (Le et al.)"),
-    **{mode: ("paper, V100", runs.LABELS[mode]) for mode in runs.MODES},
+    **{mode: ("paper, V100", runs.LABELS[mode]) for mode in MODES},
 }
 
 
@@ -49,9 +57,7 @@ def images_per_s(at: Trained, mode: str, batch: int) -> str:
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Images/s by the paper's batch sizes: the paper's, simulated, measured here."""
-    heads = {
-        batch: f"{batch} ({batch / runs.IN_CORE_BATCH:.2g}×)" for batch in runs.TABLE["batches"]
-    }
+    heads = {b: f"{b} ({b / runs.IN_CORE_BATCH:.2g}×)" for b in runs.TABLE["batches"]}
     rows = []
     for mode, (where, method) in _PAPERS_ROWS.items():
         rates = {heads[b]: f"{runs.published(mode).get(b, 'x')}" for b in heads}
@@ -89,16 +95,20 @@ def figure(results: Results) -> "Figure":
         return Panel(title + at.title, lines, ylabel, ceiling=ceiling)
 
     panels = [
-        panel("", v100, runs.MODES, runs.MODES),
+        panel("", v100, MODES, MODES),
         panel("LMS (paper: P100) and our best\n", v100, ("lms", runs.FITTED), ("lms",)),
-        panel("", here, (*runs.MODES, runs.TO_THE_LETTER[0], *runs.PEERS), ()),
+        panel("", here, (*MODES, runs.TO_THE_LETTER[0], *runs.PEERS), ()),
     ]
     return draw(panels, 3, "batch size over the largest in core", 1.2)
 
 
-def larger(results: Results, than: str, paper: float) -> Cases:
-    """The largest batch sizes with chunks over another method's, of real allocators."""
-    return {RESNET: points.with_allocators(results, [RESNET])[RESNET].larger(CHUNKS, than, paper)}
+def larger(results: Results, mode: str, than: str, paper: Mapping[str, float]) -> Cases:
+    """Networks' largest batch sizes by a method over another's, of real allocators.
+
+    `paper` has the paper's ratio of each network.
+    """
+    at = points.with_allocators(results, paper)
+    return cases(paper, lambda role: at[role].larger(mode, than, paper[role]))
 
 
 def alone_ends(results: Results) -> Cases:
@@ -108,7 +118,7 @@ def alone_ends(results: Results) -> Cases:
     if not alone:
         raise NotRun("scheduling alone trains nothing")
     open_ = alone <= runs.LMS_BATCH and trained.end_is_open(SCHEDULE)
-    gap = (unsure if open_ else deterministic)(alone / runs.LMS_BATCH, log=True)
+    gap = (judge.unsure if open_ else judge.deterministic)(alone / runs.LMS_BATCH, log=True)
     note = f"{alone} is the largest that was tried" if open_ else ""
     return {RESNET: replace(gap, label=f"{RESNET}, up to {alone}", note=note)}
 
@@ -160,15 +170,100 @@ TABLE1 = artefact(
     rows=table,
     draw=figure,
     claims={
-        "larger_than_core": partial(
-            larger, than=IN_CORE, paper=runs.LARGEST_BATCH / runs.IN_CORE_BATCH
-        ),
+        "larger_than_core": partial(larger, mode=CHUNKS, than=IN_CORE, paper=OVER_CORE),
         "speed_kept_here": speed_kept,
-        "larger_than_alone_here": partial(
-            larger, than=SCHEDULE, paper=runs.CLAIMS["over_schedule"]
-        ),
+        "larger_than_alone_here": partial(larger, mode=CHUNKS, than=SCHEDULE, paper=OVER_ALONE),
         "alone_ends_here": alone_ends,
         "faster_with_chunks_here": faster_with_chunks,
         "larger_than_peers": larger_than_peers,
+    },
+)
+
+
+# Figure 4: the other networks.
+
+SECTION: dict[str, Any] = runs.PAPER["section52"]
+LEAST, MOST = SECTION["va_over_schedule"]
+ALONE_OVER_CORE = SECTION["schedule"]
+OTHERS_OVER_ALONE = dict.fromkeys(runs.OTHERS, math.sqrt(LEAST * MOST))
+
+
+def networks_table(results: Results) -> list[dict[str, Any]]:
+    """Images/s by network, place and batch size, and the largest batch sizes."""
+    rows: list[tuple[Any, ...]] = []
+    for role in runs.OTHERS:
+        for where, place in PLACES.items():
+            at = Trained(results, where, role)
+            for batch in at.batches:
+                rates = (points.throughput(at.points(mode), batch) for mode in MODES)
+                rows.append((at.ran, place, batch, *rates))
+        paper = f"N = {SECTION['in_core'][role]}", f"{SECTION['schedule'][role]:g}× that"
+        rows.append((role, "paper, V100", "largest", *paper, f"{LEAST:g} to {MOST:g}× that"))
+        for record in results.ok("reach", role=role):
+            sizes = (f"N = {record.metrics[mode]}" for mode in MODES)
+            rows.append((points.ran([record], role), PLACES[SIMULATED], "largest", *sizes))
+    heads = ("network", "where", "batch", *(runs.LABELS[mode] for mode in MODES))
+    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+def networks_figure(results: Results) -> "Figure":
+    """Draw throughput, simulated above measured."""
+
+    def rate(point: Point) -> tuple[float, Interval | None]:
+        """Images/s, measured ones as the geometric mean of the rounds with its interval."""
+        if not point.image_s:
+            return point.images_per_s, None
+        return points.inverse(judge.mean_of(point.image_s, log=True, trials="rounds"))
+
+    every = [Trained(results, where, role) for where, role in product(PLACES, runs.OTHERS)]
+    return draw(
+        [Panel(at.title, [line_of(at, m, rate) for m in MODES], "images/s") for at in every],
+        3,
+    )
+
+
+def chunks_cost(results: Results) -> Cases:
+    """The time of an image with chunks over that without, wherever both train beyond the core."""
+    found = {}
+    for at in (Trained(results, runs.MEASURED, role) for role in runs.OTHERS):
+        if at.on_cpu:
+            raise NotRun("needs a GPU: on a CPU nothing is mapped")
+        chunks = at.trained(CHUNKS)
+        for batch, alone in at.trained(SCHEDULE).items():
+            if batch > (at.base or 0) and batch in chunks:
+                gap, label = at.speed(alone, chunks[batch]), f"{at.ran} at {batch}"
+                found[f"{at.role} at {batch}"] = replace(gap, label=f"{label}: time of an image")
+    if not found:
+        raise NotRun("no records")
+    return found
+
+
+def gains_speed(results: Results) -> Cases:
+    """The time of an image at the fastest batch size beyond the core over that in core.
+
+    Simulated times are in proportion to bytes, and could show no such gain.
+    """
+    here = Trained(results, runs.MEASURED, runs.PIX2PIXHD)
+    if here.on_cpu:
+        raise NotRun(points.NO_LINK)
+    beyond = here.trained(CHUNKS, beyond=True)
+    gaps = {batch: here.slowdown(point) for batch, point in beyond.items()}
+    if not gaps:
+        raise NotRun("no records")
+    fastest = min(gaps, key=lambda batch: gaps[batch].mean)
+    label = f"time of an image of {fastest}, the fastest of {len(gaps)} sizes"
+    return {runs.PIX2PIXHD: replace(gaps[fastest], candidates=len(gaps), label=label)}
+
+
+FIGURE4 = artefact(
+    "figure4",
+    plan=runs.others,
+    rows=networks_table,
+    draw=networks_figure,
+    claims={
+        "alone_larger_here": partial(larger, mode=SCHEDULE, than=IN_CORE, paper=ALONE_OVER_CORE),
+        "chunks_larger_here": partial(larger, mode=CHUNKS, than=SCHEDULE, paper=OTHERS_OVER_ALONE),
+        "chunks_cost_here": chunks_cost,
+        "gains_speed": gains_speed,
     },
 )

@@ -1,13 +1,17 @@
-"""The iterations that the experiments of out-of-core training run: networks, losses, optimizers."""
+"""The iterations of the experiments: computed, or traced at any batch size and timed by rates."""
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     apply_activation_checkpointing,
@@ -16,7 +20,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.nn import functional
 
 from repro.experiments.outofcore.offload import Offload
+from repro.experiments.outofcore.runs import GIB
 from repro.models import Pix2PixHD, build
+from repro.outofcore import Trace, record
 
 Config = Mapping[str, Any]
 Step = Callable[[], None]
@@ -26,30 +32,23 @@ _BLOCKS = {"Bottleneck", "_DenseBlock", "XceptionBlock", "ResidualBlock"}
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Of float16, fixed: one that adapts asks the device for values, of which a recording has none.
 LOSS_SCALE = 2.0**4
+_RECORDED = (2, 4)  # batch sizes; one of 1 may take other paths
 
 
-@dataclass(frozen=True)
-class Precision:
-    """The context of the forward pass and the loss, and the backward pass, in a precision."""
+def _autocast(config: Config, device: str) -> AbstractContextManager[object]:
+    """The context of the forward pass and the loss."""
+    half = PRECISIONS[config.get("precision", "float32")]
+    return torch.autocast(torch.device(device).type, half) if half else nullcontext()
 
-    name: str
-    device: str
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """Return the context."""
-        half = PRECISIONS[self.name]
-        return (
-            nullcontext() if half is None else torch.autocast(torch.device(self.device).type, half)
-        )
-
-    def backward(self, loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> None:
-        """Backpropagate; with float16 scale the loss, and undo it in the gradients."""
-        if self.name != "float16":
-            loss.backward()
-            return
-        (loss * LOSS_SCALE).backward()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_mul_(gradients, 1 / LOSS_SCALE)
+def _backward(loss: torch.Tensor, model: nn.Module, config: Config) -> None:
+    """Backpropagate; with float16 scale the loss, and undo it in the gradients."""
+    if config.get("precision") != "float16":
+        loss.backward()
+        return
+    (loss * LOSS_SCALE).backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    torch._foreach_mul_(gradients, 1 / LOSS_SCALE)
 
 
 def training_step(
@@ -60,7 +59,6 @@ def training_step(
     Two peers are `checkpointing`, which recomputes the network's blocks in the backward pass, and
     `offload`, see `Offload`.
     """
-    precision = Precision(config.get("precision", "float32"), device)
     torch.manual_seed(0)
     options = dict(config["model"])
     name = options.pop("name")
@@ -73,7 +71,7 @@ def training_step(
             partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT),
             check_fn=lambda module: type(module).__name__ in _BLOCKS,
         )
-    plain = (_gan_step if name == "pix2pixhd" else _step)(model, config, device, precision)
+    plain = (_gan_step if name == "pix2pixhd" else _step)(model, config, device)
     if not offload:
         return plain
     hooks = Offload(device, [*model.parameters(), *model.buffers()])
@@ -85,7 +83,7 @@ def training_step(
     return step
 
 
-def _step(model: nn.Module, config: Config, device: str, precision: Precision) -> Step:
+def _step(model: nn.Module, config: Config, device: str) -> Step:
     size, batch = tuple(config["image"]), config["batch"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(batch, 3, *size, device=device)
@@ -95,21 +93,21 @@ def _step(model: nn.Module, config: Config, device: str, precision: Precision) -
 
     def step() -> None:
         optimizer.zero_grad()
-        with precision.autocast():
+        with _autocast(config, device):
             loss = functional.cross_entropy(model(images), labels)
-        precision.backward(loss, model.parameters())
+        _backward(loss, model, config)
         del loss
         optimizer.step()
 
     return step
 
 
-def _gan_step(model: Any, config: Config, device: str, precision: Precision) -> Step:
+def _gan_step(model: Any, config: Config, device: str) -> Step:
     """An iteration of both players; one-hot label maps, Adam with the authors' values."""
     size, batch = tuple(config["image"]), config["batch"]
-    players: tuple[nn.Module, nn.Module] = (model.generator, model.discriminator)
     first, second = (
-        torch.optim.Adam(player.parameters(), lr=2e-4, betas=(0.5, 0.999)) for player in players
+        torch.optim.Adam(player.parameters(), lr=2e-4, betas=(0.5, 0.999))
+        for player in (model.generator, model.discriminator)
     )
     channels = model.in_channels
     classes = torch.randint(channels, (batch, 1, *size), device=device)
@@ -117,18 +115,79 @@ def _gan_step(model: Any, config: Config, device: str, precision: Precision) -> 
     real = torch.rand(batch, model.out_channels, *size, device=device) * 2 - 1
 
     def step() -> None:
-        with precision.autocast():
+        with _autocast(config, device):
             fake = model(labels)
             loss = model.generator_loss(labels, real, fake)
         first.zero_grad()
-        precision.backward(loss, players[0].parameters())
+        _backward(loss, model.generator, config)
         del loss
         first.step()
         second.zero_grad()
-        with precision.autocast():
+        with _autocast(config, device):
             loss = model.discriminator_loss(labels, real, fake)
-        precision.backward(loss, players[1].parameters())
+        _backward(loss, model.discriminator, config)
         del loss
         second.step()
 
     return step
+
+
+def trace_at(config: Config, batch: int) -> Trace:
+    """The trace of an iteration at a batch size, without computing any.
+
+    Two small ones are recorded under torch's `FakeTensorMode`; bytes are linear in the batch size.
+    """
+    precision = config.get("precision", "float32")
+    small, large = _recorded(json.dumps([config["model"], config["image"], precision]))
+    few, more = _RECORDED
+    sizes = {
+        name: size + (large.sizes[name] - size) * (batch - few) // (more - few)
+        for name, size in small.sizes.items()
+    }
+    return replace(small, sizes=sizes)
+
+
+def limit_bytes(config: Config) -> int:
+    """The memory limit: as given, or the mean of the needs of two batch sizes."""
+    if "limit_gib" in config:
+        return int(config["limit_gib"] * GIB)
+    return sum(trace_at(config, batch).peak_bytes for batch in config["limit_between"]) // 2
+
+
+@lru_cache(maxsize=8)
+def _recorded(described: str) -> tuple[Trace, Trace]:
+    model, image, precision = json.loads(described)
+    traces = []
+    # When variables end shows in the third iteration; their sizes in the second already.
+    for batch, warmup in zip(_RECORDED, (2, 1), strict=True):
+        with FakeTensorMode():
+            config = {"model": model, "image": image, "precision": precision, "batch": batch}
+            step = training_step(config, "cpu")
+            traces.append(record(step, warmup=warmup, device="meta", in_parts=False))
+    small, large = traces
+    if small.functions != large.functions or small.kinds != large.kinds:
+        raise ValueError(
+            f"iterations of {model} at batch sizes of {_RECORDED} differ in more than "
+            "sizes: its trace cannot be extended"
+        )
+    return small, large
+
+
+def published_times(trace: Trace, baseline: Config) -> NDArray[np.float64]:
+    """The seconds of each function of a trace, (n,), by throughputs published for training in core.
+
+    The paper estimates how far functions lie apart by the bytes of their variables (figure 1); so
+    do these times. Least squares of an iteration's seconds = fixed + bytes / rate; one throughput
+    alone fixes no line. The line is not followed beyond the fastest that was published.
+    """
+    batches = baseline["batches"]
+    seconds = np.divide(batches, baseline["images_per_s"])
+    touched = np.array([sum(trace_at(baseline, batch).needs_bytes) for batch in batches], float)
+    most = (touched / seconds).max()
+    rate, fixed = most, 0.0
+    if len(batches) > 1:
+        slope, fixed = np.polyfit(touched, seconds, 1)
+        rate = 1 / slope
+    own = np.array(trace.needs_bytes, dtype=np.float64)
+    times = own / rate + fixed / len(own)
+    return times * max(1.0, own.sum() / most / times.sum())

@@ -1,7 +1,7 @@
 """The largest budget for a schedule whose requests an allocator can serve within a limit."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -31,15 +31,16 @@ from repro.outofcore.allocator import (
 from repro.outofcore.packing import packed_plans
 from repro.outofcore.plan import by_function, requests
 
-GIB = 2**30
-_PAPER_LIMIT = 16 * GIB
+_PAPER_LIMIT = 16 * 2**30
 _STEPS = 4  # of bisection, within a quarter
 # Of a budget that is served, from the smallest one on.
 _PACKED_PARTS = {True: (1.1, 1.0, 0.9), False: (1.0,)}
 _WINDOWS = (0.25, 0.5, 0.7, 1.0, 2.0, 3.0)  # shares of the budget, besides the default
 _SERVED = 4  # plans, the fastest first, whose mapping is looked at
 _LMS_SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6)  # of the limit
-_LMS_THRESHOLDS, _LMS_AHEADS = (1, 4, 16, 64, 256), (1, 4, 16, 64)
+# Pairs of distances, in functions: to the next use of what leaves, and ahead of what comes back.
+_LMS_PAIRS = tuple(product((1, 4, 16, 64, 256), (1, 4, 16, 64)))
+_LMS_THRIFTY = ((1, 1), (4, 1))  # that hold least
 ITERATIONS = 3  # whose requests are replayed; fragmentation settles in the first
 Make = Callable[[], BestFitAllocator | ChunkedAllocator]
 
@@ -207,23 +208,9 @@ def literal(trace: Trace, budget_bytes: int, costs: Costs, make: Make) -> Fittin
     return None
 
 
-def lms(trace: Trace, limit_bytes: int, costs: Costs, make: Make) -> Fitting | None:
-    """LMS's fastest plan that is served, of pairs of distances at several budgets."""
-    return costs.fastest_unmapped(_lms_plans(trace, limit_bytes), make)
-
-
-def lms_can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
-    """Whether LMS's plans are served, of the pairs that hold least."""
-    plans = _lms_plans(trace, limit_bytes, _LMS_THRESHOLDS[:2], _LMS_AHEADS[:1])
-    return any(fit(plan, make) for plan in plans)
-
-
-def _lms_plans(
-    trace: Trace,
-    limit_bytes: int,
-    thresholds: Sequence[int] = _LMS_THRESHOLDS,
-    aheads: Sequence[int] = _LMS_AHEADS,
-) -> Iterator[SwapPlan]:
-    for share, threshold, ahead in product(_LMS_SHARES, thresholds, aheads):
+def lms(trace: Trace, limit_bytes: int, thrifty: bool = False) -> Iterator[SwapPlan]:
+    """LMS's plans at several budgets, of all pairs of distances or of those that hold least."""
+    pairs = _LMS_THRIFTY if thrifty else _LMS_PAIRS
+    for share, (threshold, ahead) in product(_LMS_SHARES, pairs):
         with suppress(DoesNotFit, BudgetTooSmall):
             yield fixed_distance(trace, int(share * limit_bytes), threshold, ahead)

@@ -31,8 +31,8 @@ def table(results: Results, roles: Sequence[str]) -> list[dict[str, Any]]:
                 if mode != runs.IN_CORE:
                     given = runs.gib(point.bytes("budget")) if point else absent
                     row[f"{runs.LABELS[mode]}: budget"] = given
-            chunks = at.points(runs.CHUNKS).get(batch)
-            row["lost inside chunks"] = runs.gib(chunks.bytes("internal") if chunks else None)
+            # The last of the modes has chunks.
+            row["lost inside chunks"] = runs.gib(point.bytes("internal") if point else None)
             rows.append(row)
     return rows
 
@@ -49,8 +49,7 @@ def figure(results: Results, roles: Sequence[str]) -> "Figure":
             points, label = at.trained(mode), runs.LABELS[mode]
             use = {b: p.taken / unit for b, p in points.items() if p.taken}
             budget = {b: given / unit for b, p in points.items() if (given := p.bytes("budget"))}
-            lines.append(Line(mode, use, label))
-            lines.append(Line(mode, budget, f"{label}: budget", "budget"))
+            lines += [Line(mode, use, label), Line(mode, budget, f"{label}: budget", "budget")]
         if role == runs.RESNET and where == runs.SIMULATED and at.limit:
             paper = {runs.LMS_BATCH: runs.CLAIMS["budget_gib_928"]}
             lines.append(Line(runs.SCHEDULE, paper, "paper: budget of the schedule", "paper"))
@@ -73,16 +72,15 @@ def budget_halved(results: Results) -> Cases:
     return cases(found, budget)
 
 
-def _unused(point: Point) -> int:
-    """Bytes between a schedule's budget and the memory that the allocator took for it."""
-    return max(0, (point.bytes("reserved") or 0) - (point.bytes("budget") or 0))
-
-
 def less_unused(results: Results, roles: Sequence[str]) -> Cases:
     """The memory between budget and use with chunks less that without, in points.
 
     Of real allocators, at the largest batch size that trains both ways.
     """
+
+    def unused(point: Point, limit: int) -> float:
+        """The share of the memory between a schedule's budget and what the allocator took, in %."""
+        return 100 * max(0, (point.bytes("reserved") or 0) - (point.bytes("budget") or 0)) / limit
 
     def less(role: str) -> Estimate:
         at = found[role]
@@ -92,7 +90,7 @@ def less_unused(results: Results, roles: Sequence[str]) -> Cases:
         batch = max(alone.keys() & chunks.keys(), default=None)
         if batch is None:
             raise NotRun("no batch size trains both with chunks and without")
-        ours, theirs = (100 * _unused(points[batch]) / at.limit for points in (chunks, alone))
+        ours, theirs = (unused(points[batch], at.limit) for points in (chunks, alone))
         label = f"{at.ran}, at {batch}: {ours:.0f} % of the memory for {theirs:.0f} %,"
         return replace(deterministic(ours - theirs, unit="points", digits=0), label=label)
 
@@ -144,12 +142,10 @@ def figure5_table(results: Results) -> list[dict[str, Any]]:
         for mode in (runs.IN_CORE, runs.SCHEDULE):
             told = DASH
             if found := without.get((row["where"], row["network"], row["batch"]), {}).get(mode):
-                used, torchs, chunks = (
-                    found["used_bytes"],
-                    found["torch_bytes"],
-                    found["chunks_bytes"],
+                torchs, chunks = (
+                    found[f"{whose}_bytes"] / found["used_bytes"] for whose in ("torch", "chunks")
                 )
-                told = f"{chunks / used:.2f}× (torch's {torchs / used:.2f}×)"
+                told = f"{chunks:.2f}× (torch's {torchs:.2f}×)"
             row[f"over use, {runs.LABELS[mode]}"] = told
     return rows
 

@@ -4,22 +4,19 @@ Torch's CUDA allocator is chosen before CUDA is used.
 """
 
 import gc
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore import fitting
-from repro.experiments.outofcore.building import Step, training_step
+from repro.experiments.outofcore.building import Config, Step, limit_bytes, trace_at, training_step
 from repro.experiments.outofcore.fitting import ALLOCATORS, Make, fit
-from repro.experiments.outofcore.modelled import Config, limit_bytes, trace_at
 from repro.experiments.processes import in_a_process
 from repro.experiments.saving import save_pinned
 from repro.measure import (
@@ -33,7 +30,7 @@ from repro.measure import (
 from repro.measure.accelerator import HostMemoryError
 from repro.measure.machine import machine
 from repro.measure.precision import without_tf32
-from repro.outofcore import BudgetTooSmall, DoesNotFit, OutOfCore, Trace, host_bytes
+from repro.outofcore import BudgetTooSmall, DoesNotFit, OutOfCore, SwapPlan, host_bytes
 from repro.outofcore.native import Installed, install
 from repro.outofcore.planning import Name
 
@@ -74,35 +71,35 @@ def measure(config: Config, device: str) -> Outcome:
 
 def _unswapped(config: Config, device: str) -> Outcome:
     """Train in core, with checkpointing or with saved tensors held elsewhere."""
-    mode, limit, on_cpu = config["mode"], limit_bytes(config), device == "cpu"
+    mode, on_cpu = config["mode"], device == "cpu"
+    limit = max(limit_bytes(config), least_limit(device))
     plain = training_step(config, device, mode == "checkpointing", mode == "offload")
 
     def step() -> None:
         with save_pinned(device) if mode == "save_on_cpu" else nullcontext():
             plain()
 
-    if not on_cpu:
-        limit = max(limit, least_limit(device))
+    steps = {"iteration": step}
     with MemoryBudget(limit, device) as held:
         for _ in range(2):  # the optimizer has its state from the second on
             step()
         if not on_cpu:
-            timings = _time(config, device, {"iteration": step})
+            timings = _time(config, device, steps)
     metrics = {"limit_bytes": limit, "held_bytes": held.peak_bytes}
     if on_cpu:
         # Watching every storage costs time: the limit was held above.
-        steps = {"iteration": step, "reference": training_step(_reference(config), "cpu")}
-        return Outcome(metrics, _time(config, "cpu", steps), held.peak_bytes)
+        timings = _time(config, device, steps | {"reference": _reference(config)})
+        return Outcome(metrics, timings, held.peak_bytes)
     metrics["reserved_bytes"] = held.peak_reserved_bytes  # the limit is on these
     return Outcome(metrics, timings, held.peak_reserved_bytes)
 
 
-def _reference(config: Config) -> Config:
+def _reference(config: Config) -> Step:
     """The iteration that a CPU's are timed in turns with: the largest that fits in core."""
-    return dict(config) | {"batch": config["base_batch"]}
+    return training_step({**config, "batch": config["base_batch"]}, "cpu")
 
 
-def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, Any]:
+def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, Timing]:
     counts = {"warmup": config["warmup"], "repeats": config["repeats"]}
     return time_interleaved(steps, **counts, device=device)
 
@@ -114,146 +111,122 @@ def _swapped(config: Config, device: str) -> Outcome:
     simulated on whatever is not CUDA. On a GPU the allocators are the real ones. The budget shrinks
     until they serve the training; the paper's authors lowered theirs by hand.
     """
-    name, limit = _SWAPPED[config["mode"]][0], limit_bytes(config)
-    trace = trace_at(config, config["batch"])
+    name, schedule = _SWAPPED[config["mode"]]
+    limit, trace = limit_bytes(config), trace_at(config, config["batch"])
     make: Make = partial(ALLOCATORS[name], limit)
     best = fitting.largest_budget(trace, limit, make)
     if best is None:
         raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
-    budget = best.plan.budget_bytes
-    if device == "cpu" or (name == "schedule_va" and not is_cuda(device)):
-        return _Swapping(config, device, trace, limit, make).shrinking(budget)
-    real = max(limit, least_limit(device))
-    if name == "schedule":
-        with accelerator.limited(device, real):
-            return _Swapping(config, device, trace, real).shrinking(budget)
-    installed = install(fitting.chunk_bytes(limit), real)
-    return _Swapping(config, device, trace, real, installed=installed).shrinking(budget)
-
-
-@dataclass
-class _Swapping:
-    """A training within a memory limit.
-
-    `trace` predicts its memory, `make` makes its allocator where that is simulated, and `installed`
-    is the chunked allocator of a GPU.
-    """
-
-    config: Config
-    device: str
-    trace: Trace
-    limit: int
-    make: Make | None = None
+    simulated = device == "cpu" or (name == "schedule_va" and not is_cuda(device))
+    real = limit if simulated else max(limit, least_limit(device))
+    limited: AbstractContextManager[None] = nullcontext()
     installed: Installed | None = None
+    if not simulated and name == "schedule":
+        limited = accelerator.limited(device, real)
+    elif not simulated:
+        installed = install(fitting.chunk_bytes(limit), real)
 
-    def shrinking(self, budget: int) -> Outcome:
-        """Train within a budget, or within smaller ones until one is served."""
-        smallest = self.trace.smallest_budget
-        refused = ""  # not the error, which holds the tensors that did not fit
-        for _ in range(_TRIES):
-            if self.installed is None:
-                accelerator.reset_peak_memory(self.device)
-            try:
-                return self._within(budget)
-            except (RuntimeError, MemoryError, BudgetTooSmall) as error:
-                # More may be run than the trace has.
-                if not (isinstance(error, BudgetTooSmall) or is_refusal(error)):
-                    raise
-                refused = str(error)
-            if budget <= smallest:
-                break
-            gc.collect()
-            accelerator.empty_cache(self.device)  # the chunked allocator's, too
-            budget = max(smallest, int(0.9 * budget))
-        raise torch.OutOfMemoryError(
-            f"out of memory: the last budget was {budget} bytes: {refused}"
-        )
-
-    def _within(self, budget: int) -> Outcome:
-        schedule = _SWAPPED[self.config["mode"]][1]
-        auto = "auto" if self.make is None and schedule == "window" else None
-        block = self.block(budget, schedule, auto)
-        timings, metrics = self.train(block)
-        if self.make is not None:
+    def within(budget: int) -> Outcome:
+        if installed is None:
+            accelerator.reset_peak_memory(device)
+        auto = "auto" if schedule == "window" and not simulated else None
+        timings, metrics, plan = _train(config, device, budget, schedule, auto)
+        metrics["limit_bytes"] = real
+        if simulated:
             # The plan that runs may differ from the one that was fitted, in copies of views.
-            assert block.plan is not None
-            served = fit(block.plan, self.make)
+            served = fit(plan, make)
             if served is None:
                 raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
             metrics["reserved_bytes"] = served.peaks["reserved_bytes"]
             return Outcome(metrics, timings, metrics["held_bytes"])
-        if self.installed is not None:  # gives nothing back while it trains: the most of this try
-            metrics["reserved_bytes"] = self.installed.counters().reserved_bytes
-        else:
-            metrics["reserved_bytes"] = accelerator.max_memory_reserved(self.device)
+        metrics["reserved_bytes"] = (
+            # It gives nothing back while it trains: the most of this try.
+            installed.counters().reserved_bytes
+            if installed
+            else accelerator.max_memory_reserved(device)
+        )
         return Outcome(metrics, timings, metrics["reserved_bytes"])
 
-    def block(self, budget: int, schedule: Name, window: Any = None) -> OutOfCore:
-        """The block that swaps, with its share of the host's memory and its link."""
-        return OutOfCore(
-            budget,
-            schedule=schedule,
-            window_bytes=window,
-            device=self.device,
-            host_bytes=host_bytes(self.trace, budget) if self.device != "cpu" else None,
-            link_bytes_per_s=_link_rate(self.config, self.device),
-        )
-
-    def train(self, block: OutOfCore) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Time iterations within a block, on a CPU in turns with the reference outside of it.
-
-        Returns timings, and metrics.
-        """
-        plain = training_step(self.config, self.device)
-
-        def step() -> None:
-            plain()
-            block.step()
-
-        steps = {"iteration": step}
-        if self.device == "cpu":
-            reference = training_step(_reference(self.config), "cpu")  # outside of the block
-
-            def unseen() -> None:
-                with _disable_current_modes(), torch._C.DisableTorchFunction():
-                    reference()
-
-            steps["reference"] = unseen
-        with block:
-            for _ in range(_SETTLING):
-                step()
-            timings = _time(self.config, self.device, steps)
-            done, followed = block.statistics, block.plan
-        assert followed is not None
-        metrics: dict[str, Any] = {
-            "limit_bytes": self.limit,
-            "budget_bytes": followed.budget_bytes,
-            "window_bytes": followed.window_bytes,
-            "bytes_moved": followed.bytes_moved,
-            "held_bytes": done.peak_bytes,
-            "host_bytes": done.host_bytes,
-            "host_foretold_bytes": host_bytes(self.trace, block.budget_bytes),
-            "iterations": done.iterations,
-            "replayed": done.replayed,
-            "on_demand": done.on_demand,
-        }
-        if block.link_bytes_per_s is not None:
-            metrics["link_bytes_per_s"] = block.link_bytes_per_s
-        return timings, metrics
+    with limited:
+        return _shrinking(within, best.plan.budget_bytes, trace.smallest_budget, device)
 
 
-def _link_rate(config: Config, device: str) -> float | None:
-    """Bytes/s, as stated or in proportion to the bytes and the time of the largest in core.
+def _shrinking(
+    within: Callable[[int], Outcome], budget: int, smallest: int, device: str
+) -> Outcome:
+    """Train within a budget, or within smaller ones until one is served."""
+    refused = ""  # not the error, which holds the tensors that did not fit
+    for _ in range(_TRIES):
+        try:
+            return within(budget)
+        except (RuntimeError, MemoryError, BudgetTooSmall) as error:
+            # More may be run than the trace has.
+            if not (isinstance(error, BudgetTooSmall) or is_refusal(error)):
+                raise
+            refused = str(error)
+        if budget <= smallest:
+            break
+        gc.collect()
+        accelerator.empty_cache(device)  # the chunked allocator's, too
+        budget = max(smallest, int(0.9 * budget))
+    raise torch.OutOfMemoryError(f"out of memory: the last budget was {budget} bytes: {refused}")
 
-    None where copies are as fast as they are: an accelerator has a link.
-    """
-    if device != "cpu" or "link_share" not in config:
-        return config.get("link_bytes_per_s") if device == "cpu" else None
-    reference = _reference(config)
-    step = {"reference": training_step(reference, "cpu")}
+
+def _link_rate(config: Config) -> float | None:
+    """Bytes/s, as stated or in proportion to the bytes and the time of the largest in core."""
+    if "link_share" not in config:
+        return config.get("link_bytes_per_s")
+    step = {"reference": _reference(config)}
     taken = time_interleaved(step, warmup=1, repeats=3, device="cpu")["reference"]
-    held = trace_at(config, reference["batch"]).peak_bytes
-    return float(config["link_share"] * held / np.median(taken.samples_s))
+    held = trace_at(config, config["base_batch"]).peak_bytes
+    return float(config["link_share"] * held / taken.median_s)
+
+
+def _train(
+    config: Config, device: str, budget: int, schedule: Name, window: Any = None
+) -> tuple[dict[str, Timing], dict[str, Any], SwapPlan]:
+    """Time iterations that swap, on a CPU in turns with the reference, which does not.
+
+    Returns timings, metrics, and the plan that was followed.
+    """
+    on_host = host_bytes(trace_at(config, config["batch"]), budget)
+    block = OutOfCore(
+        budget,
+        schedule=schedule,
+        window_bytes=window,
+        device=device,
+        host_bytes=None if device == "cpu" else on_host,
+        link_bytes_per_s=_link_rate(config) if device == "cpu" else None,
+    )
+    plain = training_step(config, device)
+
+    def step() -> None:
+        plain()
+        block.step()
+
+    steps = {"iteration": step}
+    if device == "cpu":
+        reference = _reference(config)
+
+        def unseen() -> None:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                reference()
+
+        steps["reference"] = unseen
+    with block:
+        for _ in range(_SETTLING):
+            step()
+        timings = _time(config, device, steps)
+        done, followed = block.statistics, block.plan
+    assert followed is not None
+    planned = ("budget_bytes", "window_bytes", "bytes_moved")
+    counted = ("host_bytes", "iterations", "replayed", "on_demand")
+    metrics: dict[str, Any] = {name: getattr(followed, name) for name in planned}
+    metrics |= {name: getattr(done, name) for name in counted}
+    metrics |= {"held_bytes": done.peak_bytes, "host_foretold_bytes": on_host}
+    if block.link_bytes_per_s is not None:
+        metrics["link_bytes_per_s"] = block.link_bytes_per_s
+    return timings, metrics, followed
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -273,14 +246,13 @@ def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) 
     Raises:
         torch.OutOfMemoryError: The schedule does not know the budget, and holds more.
     """
-    limit, trace = limit_bytes(config), trace_at(config, config["batch"])
+    limit = limit_bytes(config)
     with machine(config, device), without_tf32():
-        swapping = _Swapping(config, device, trace, limit)
         try:
-            timings, metrics = swapping.train(swapping.block(limit, config["schedule"]))
+            timings, metrics, _ = _train(config, device, limit, config["schedule"])
         except DoesNotFit as error:
             raise torch.OutOfMemoryError(f"out of memory: {error}") from None
-    return Outcome(metrics, timings, metrics["held_bytes"])
+    return Outcome(metrics | {"limit_bytes": limit}, timings, metrics["held_bytes"])
 
 
 def measure_in_child(config: Config, device: str) -> Outcome:
@@ -306,9 +278,9 @@ def answered(config: Config, device: str) -> dict[str, Any]:
     try:
         outcome = measure(config, device)
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, HostMemoryError) or is_refusal(error):
-            short = "host" if isinstance(error, HostMemoryError) else "device"
-            return {short: str(error)[:2000]}
-        raise
+        of_host = isinstance(error, HostMemoryError)
+        if not (of_host or is_refusal(error)):
+            raise
+        return {"host" if of_host else "device": str(error)[:2000]}
     timings = {name: timing.samples_s for name, timing in outcome.timings.items()}
     return {"metrics": outcome.metrics, "timings": timings, "peak_bytes": outcome.peak_bytes}

@@ -96,13 +96,13 @@ class Trained:
         found: Points = {}
         for record in own:
             batch, metrics = record.config["batch"], record.metrics
-            row = metrics["rows"].get(mode)
-            if mode == "bound" and "bound_s" in metrics:
-                row = {"time_s": metrics["bound_s"]}
-            if mode == "lms":
-                row = row or metrics["rows"].get(IN_CORE)  # LMS swaps nothing that fits
+            rows = dict(metrics["rows"])
+            if "bound_s" in metrics:
+                rows["bound"] = {"time_s": metrics["bound_s"]}
+            if IN_CORE in rows:
+                rows.setdefault("lms", rows[IN_CORE])  # LMS swaps nothing that fits
             found[batch] = None
-            if row:
+            if row := rows.get(mode):
                 rate = batch / row["time_s"]
                 sizes = {"held_bytes": metrics["peak_bytes"], **row}
                 found[batch] = Point(rate, rate / base if base else None, sizes)
@@ -179,7 +179,7 @@ class Trained:
     def end_is_open(self, mode: str) -> bool:
         """Whether a method may train more than it was tried with: nothing larger ran out."""
         found = self.points(mode)
-        return not found or found[max(found)] is not None
+        return found[max(found)] is not None
 
     def larger(self, one: str, other: str, paper: float = math.inf) -> Estimate | Exact:
         """How much larger one method trains a network than another, as measured.
@@ -215,7 +215,7 @@ def inverse(gap: Estimate) -> tuple[float, Interval | None]:
     return math.exp(-gap.mean), (math.exp(-high), math.exp(-low)) if known else None
 
 
-def with_allocators(results: Results, roles: Sequence[str]) -> dict[str, Trained]:
+def with_allocators(results: Results, roles: Iterable[str]) -> dict[str, Trained]:
     """Measurements with real allocators, by network."""
     found = {role: Trained(results, MEASURED, role) for role in roles}
     if any(trained.on_cpu for trained in found.values()):

@@ -1,6 +1,5 @@
 """Does it hold in half precision? (our question: the paper computes in float32)"""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -31,29 +30,31 @@ def _measured(results: Results) -> tuple[Record, dict[str, Record]]:
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The largest batch sizes by precision, images/s simulated, and measured with chunks."""
-    rows: list[dict[str, Any]] = []
-
-    def add(where: str, record: Record, batch: int | str, cells: Mapping[str, str]) -> None:
-        shown = {runs.LABELS[method]: cells.get(method, DASH) for method in METHODS}
-        precision = record.config["precision"]
-        rows.append({"where": PLACES[where], "precision": precision, "batch": batch, **shown})
-
+    found: list[tuple[str, Record, dict[str, str]]] = []
     for experiment in ("reach", runs.HALF_REACH):
         for record in results.ok(experiment, role=runs.RESNET):
-            sizes = {method: f"N = {record.metrics[method]}" for method in METHODS}
-            add(runs.SIMULATED, record, "largest", sizes)
+            cells = {method: f"N = {record.metrics[method]}" for method in METHODS}
+            found.append((runs.SIMULATED, record, cells))
     for record in by_batch(results.ok(runs.HALF, role=runs.RESNET)):
-        batch, found = record.config["batch"], record.metrics["rows"]
-        rates = {w: f"{batch / found[w]['time_s']:,.0f}" if w in found else "x" for w in METHODS}
-        add(runs.SIMULATED, record, batch, rates)
+        batch, own = record.config["batch"], record.metrics["rows"]
+        cells = {m: f"{batch / own[m]['time_s']:,.0f}" if m in own else "x" for m in METHODS}
+        found.append((runs.SIMULATED, record, cells))
     with suppress(NotRun):
         whole, others = _measured(results)
         for record in (whole, *others.values()):
             point = point_of(record)
             kept = f" ({point.relative:.0%} of in core)" if point.relative else ""
             told = f"{point.images_per_s:,.0f}{kept}, {runs.gib(point.row['bytes_moved'])} moved"
-            add(runs.MEASURED, record, record.config["batch"], {runs.CHUNKS: told})
-    return rows
+            found.append((runs.MEASURED, record, {runs.CHUNKS: told}))
+    return [
+        {
+            "where": PLACES[where],
+            "precision": record.config["precision"],
+            "batch": record.config.get("batch", "largest"),
+            **{runs.LABELS[method]: cells.get(method, DASH) for method in METHODS},
+        }
+        for where, record, cells in found
+    ]
 
 
 def speed_kept(results: Results) -> Cases:

@@ -42,8 +42,7 @@ def published(mode: str) -> dict[int, float]:
 
 def faster(batch: int) -> float:
     """The paper's images/s at a batch size, without chunks or with, whichever are more."""
-    chunks = published(CHUNKS)[batch]
-    return max(chunks, published(SCHEDULE).get(batch, chunks))
+    return max(published(CHUNKS)[batch], published(SCHEDULE).get(batch, 0))
 
 
 def gib(count: float | None) -> str:
@@ -75,11 +74,10 @@ def _simulation(experiment: str, role: str, more: str = "", **config: Any) -> Ru
 
 def _baseline(role: str) -> dict[str, Any]:
     """The published throughputs in core: of the network, or else those of ResNet-50."""
-    rates = published(IN_CORE)
+    own, rates = RESNET, published(IN_CORE)
     if role == PIX2PIXHD:
-        section = PAPER["section52"]
+        own, section = role, PAPER["section52"]
         rates = {section["in_core"][role]: section["pix2pixhd_images_per_s"]}
-    own = role if role == PIX2PIXHD else RESNET
     values = {"batches": list(rates), "images_per_s": list(rates.values())}
     return {"role": own, **MODELS["published"][own], **values}
 
@@ -135,18 +133,21 @@ def chunk_sizes(profile: str, chosen: Chosen) -> list[Run]:
     return [_simulation("chunk_sizes", RESNET, baseline=_baseline(RESNET), chunks_mib=sizes, **own)]
 
 
+def _limit(fits: int | None) -> dict[str, Any]:
+    """The paper's memory, or just enough for a batch size that is to fit in core."""
+    if fits is None:
+        return {"limit_gib": PAPER["limit_gib"]}
+    return {"base_batch": fits, "limit_between": [fits, fits + 1]}
+
+
 def measured(profile: str, role: str, batch: int, mode: str, precision: str = FLOAT32) -> Run:
     """A method at one batch size, within the limit."""
     at = PROFILES[profile]
     config = {"role": role, **MODELS[at["models"]][role], "precision": precision, "batch": batch}
     config |= {"mode": mode, "threads": None, **at["timed"]}
-    if "in_core" in at:
-        fits = at["in_core"][role]
-        config |= {"base_batch": fits, "limit_between": [fits, fits + 1]}
-        if role == RESNET and mode in MODES[1:]:
-            config["link_share"] = _TOML["link"]["share"]
-    else:
-        config["limit_gib"] = PAPER["limit_gib"]
+    config |= _limit(at.get("in_core", {}).get(role))
+    if "in_core" in at and role == RESNET and mode in MODES[1:]:
+        config["link_share"] = _TOML["link"]["share"]
     label = f"{role}, batch size {batch}, {LABELS[mode]}{_IN[precision]}"
     experiment = MEASURED if precision == FLOAT32 else HALF_MEASURED
     return Run(experiment, config, seeds=(0,), label=label)
@@ -183,8 +184,11 @@ def table1(profile: str, chosen: Chosen) -> list[Run]:
 
 def figure3(profile: str, chosen: Chosen) -> list[Run]:
     """ResNet-50 in core and swapped, by batch size."""
-    trained = [run for run in resnet(profile) if run.experiment != "reach"]
-    return [run for run in trained if run.config.get("mode", IN_CORE) in MODES]
+    return [
+        run
+        for run in resnet(profile)
+        if run.experiment != "reach" and run.config.get("mode", IN_CORE) in MODES
+    ]
 
 
 def others(profile: str, chosen: Chosen) -> list[Run]:
@@ -217,12 +221,9 @@ def schedules(profile: str, chosen: Chosen) -> list[Run]:
     own = PROFILES[profile].get("by_schedule")
     setting = own or {**MODELS["published"][RESNET], "batch": LMS_BATCH}
     config = {"role": RESNET, **setting, "precision": FLOAT32}
-    config |= {"threads": None, **PROFILES[profile]["timed"]}
+    config |= {"threads": None, **PROFILES[profile]["timed"], **_limit(setting.get("base_batch"))}
     if own:
-        config["limit_between"] = [own["base_batch"], own["base_batch"] + 1]
         config["link_bytes_per_s"] = _TOML["link"]["bytes_per_s"]
-    else:
-        config["limit_gib"] = PAPER["limit_gib"]
     return [
         Run(BY_SCHEDULE, config | {"schedule": name}, (0,), label=f"by the schedule {name}")
         for name in SCHEDULES

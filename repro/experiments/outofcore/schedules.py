@@ -23,32 +23,32 @@ OURS, LITERAL, LMS, VDNN, ON_DEMAND = SCHEDULES
 def points(results: Results) -> dict[str, Point | None]:
     """The point that each schedule reached, None where it does not fit."""
     found: dict[str, Point | None] = {}
-    several = _trials(results) == "processes"
     for name in SCHEDULES:
         held = [record.status for record in results.select(BY_SCHEDULE, schedule=name)]
         if held.count("out_of_memory") > held.count("ok"):
             found[name] = None
         elif "ok" in held:
-            found[name] = point_of(results.measured(BY_SCHEDULE, several, schedule=name))
+            found[name] = point_of(results.measured(BY_SCHEDULE, _several(results), schedule=name))
     return found
 
 
-def _trials(results: Results) -> str:
-    """The unit of a pace: a process, with its median, or a round of the only one."""
-    several = any(len(results.ok(BY_SCHEDULE, schedule=name)) > 1 for name in SCHEDULES)
-    return "processes" if several else "rounds"
+def _several(results: Results) -> bool:
+    """Whether a pace is a process's, with its median, or a round's of the only one."""
+    return any(len(results.ok(BY_SCHEDULE, schedule=name)) > 1 for name in SCHEDULES)
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Images/s and bytes by schedule; x: out of memory."""
-    rows: list[dict[str, Any]] = []
-    for name, point in points(results).items():
-        row = {"schedule": SCHEDULES[name], "n": len(point.paces) if point else "x"}
-        row["images/s"] = f"{point.images_per_s:,.0f}" if point else "x"
-        row["over in core"] = f"{point.relative:.0%}" if point and point.relative else DASH
-        row["moved an iteration"] = gib(point.row["bytes_moved"]) if point else "x"
-        rows.append(row)
-    return rows
+    return [
+        {
+            "schedule": SCHEDULES[name],
+            "n": len(point.paces) if point else "x",
+            "images/s": f"{point.images_per_s:,.0f}" if point else "x",
+            "over in core": f"{point.relative:.0%}" if point and point.relative else DASH,
+            "moved an iteration": gib(point.row["bytes_moved"]) if point else "x",
+        }
+        for name, point in points(results).items()
+    ]
 
 
 def faster(results: Results, one: str, others: tuple[str, ...]) -> Cases:
@@ -65,7 +65,8 @@ def faster(results: Results, one: str, others: tuple[str, ...]) -> Cases:
         if theirs is None:
             raise NotRun(f"{SCHEDULES[other]} ran out of memory")
         network = ran(results.select(BY_SCHEDULE, role=RESNET), RESNET)
-        gap = ratio(theirs.paces, ours.paces, trials=_trials(results))
+        trials = "processes" if _several(results) else "rounds"
+        gap = ratio(theirs.paces, ours.paces, trials=trials)
         return replace(gap, label=f"{network}, images/s over {SCHEDULES[other]}")
 
     return cases(others, over)

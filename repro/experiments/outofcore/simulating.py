@@ -1,6 +1,6 @@
 """Simulations of a published GPU, from the traces of iterations; nothing is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,12 +8,12 @@ from typing import Any
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore import fitting
-from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make
-from repro.experiments.outofcore.modelled import Config, Rates, limit_bytes, trace_at
+from repro.experiments.outofcore.building import Config, limit_bytes, published_times, trace_at
+from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make, fit
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
-from repro.outofcore.allocator import MIB, BestFitAllocator, Event, replay
-from repro.outofcore.native import ChunkedMemory, Counters
+from repro.outofcore.allocator import MIB, BestFitAllocator, replay
+from repro.outofcore.native import ChunkedMemory
 from repro.outofcore.plan import requests
 
 _PARTS = (*(1 - k / 100 for k in range(11)), 0.85, 0.8, 0.7, 0.6, 0.5)  # of the limit, as budgets
@@ -22,7 +22,7 @@ _PARTS = (*(1 - k / 100 for k in range(11)), 0.85, 0.8, 0.7, 0.6, 0.5)  # of the
 def _setting(config: Config) -> tuple[int, Trace, Costs]:
     """The memory limit in bytes, the trace, and the costs of its functions and copies."""
     trace = trace_at(config, config["batch"])
-    times = Rates.fit(config["baseline"]).times(trace)
+    times = published_times(trace, config["baseline"])
     rate = float(config.get("bandwidth", 0.0))  # of the analysis of the link there are several
     return limit_bytes(config), trace, Costs(times, rate, config.get("map_s", 0.0))
 
@@ -43,8 +43,8 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
         metrics["bound_s"] = bound(trace, limit, costs.times, costs.rate)
     torchs: Make = partial(fitting.best_fit, limit)
     if whole := fitting.in_core(trace, torchs):
-        total = {"time_s": float(costs.times.sum())}
-        rows["in_core"] = total | {"reserved_bytes": whole.peaks["reserved_bytes"]}
+        taken_s, reserved = float(costs.times.sum()), whole.peaks["reserved_bytes"]
+        rows["in_core"] = {"time_s": taken_s, "reserved_bytes": reserved}
     for name, allocator in ALLOCATORS.items():
         make: Make = partial(allocator, limit)
         if not (best := fitting.largest_budget(trace, limit, make)):
@@ -55,7 +55,7 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
             paper := fitting.literal(trace, best.plan.budget_bytes, taken, make)
         ):
             rows[name.replace("schedule", "paper")] = modelled_row(paper, taken)
-    if config["lms"] and (theirs := fitting.lms(trace, limit, free, torchs)):
+    if config["lms"] and (theirs := free.fastest_unmapped(fitting.lms(trace, limit), torchs)):
         rows["lms"] = modelled_row(theirs, free)
     return Outcome(metrics)
 
@@ -68,12 +68,8 @@ def modelled_row(served: Fitting, costs: Costs) -> dict[str, Any]:
     if costs.map_s:
         by_function = served.mapping()
         mapped, taken = int(by_function.sum()), costs.simulate(plan, by_function)
-    return {
-        "budget_bytes": plan.budget_bytes,
-        "window_bytes": plan.window_bytes,
-        "bytes_moved": plan.bytes_moved,
-        "host_bytes": plan.host_bytes,
-        "scheduler": plan.scheduler,
+    planned = ("budget_bytes", "window_bytes", "bytes_moved", "host_bytes", "scheduler")
+    return {name: getattr(plan, name) for name in planned} | {
         "time_s": taken.time_s,
         "unmapped_s": alone.time_s,
         "stall_s": alone.stall_s,
@@ -88,21 +84,19 @@ def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     """Look for the largest batch sizes whose traces the allocators serve within a limit."""
     limit = limit_bytes(config)
     torchs: Make = partial(fitting.best_fit, limit)
-    known = largest_batch(
-        lambda batch: fitting.in_core(trace_at(config, batch), torchs) is not None
-    )
+
+    def largest(trains: Callable[[Trace], object], known: int = 0) -> int:
+        return largest_batch(lambda batch: bool(trains(trace_at(config, batch))), known)
+
+    known = largest(lambda trace: fitting.in_core(trace, torchs))
     metrics: dict[str, Any] = {"limit_bytes": limit, "in_core": known}
-    for name, allocator in ALLOCATORS.items():
-
-        def swapped(batch: int, make: Any = allocator) -> bool:
-            return fitting.can_train(trace_at(config, batch), limit, partial(make, limit))
-
-        known = metrics[name] = largest_batch(swapped, known)
     if config["lms"]:
-        metrics["lms"] = largest_batch(
-            lambda batch: fitting.lms_can_train(trace_at(config, batch), limit, torchs),
-            metrics["in_core"],
-        )
+        plans = partial(fitting.lms, limit_bytes=limit, thrifty=True)
+        metrics["lms"] = largest(lambda t: any(fit(plan, torchs) for plan in plans(t)), known)
+    for name, allocator in ALLOCATORS.items():
+        make = partial(allocator, limit)
+        known = largest(partial(fitting.can_train, limit_bytes=limit, make=make), known)
+        metrics[name] = known
     return Outcome(metrics)
 
 
@@ -179,22 +173,17 @@ def physical(config: Config, seed: int, data: ImageData | None, device: str) -> 
         if budget < trace.smallest_budget:
             continue
         events = requests(plan_swaps(trace, budget), fitting.ITERATIONS)
-        torchs, chunks = replay(BestFitAllocator(), events).peaks, mapped(events, chunk)
-        rows[mode] = {
-            "used_bytes": torchs["requested_bytes"],
-            "torch_bytes": torchs["reserved_bytes"],
-            "chunks_bytes": chunks.peak_reserved_bytes,
-        }
+        torchs = replay(BestFitAllocator(), events).peaks
+        addresses: dict[Any, int] = {}
+        with ChunkedMemory("posix", chunk, small_bytes=chunk // 2) as memory:
+            for name, nbytes in events:
+                if nbytes is None:
+                    memory.free(addresses.pop(name))
+                else:
+                    addresses[name] = memory.malloc(nbytes)
+            rows[mode] = {
+                "used_bytes": torchs["requested_bytes"],
+                "torch_bytes": torchs["reserved_bytes"],
+                "chunks_bytes": memory.counters().peak_reserved_bytes,
+            }
     return Outcome({"peak_bytes": trace.peak_bytes, "rows": rows})
-
-
-def mapped(events: Sequence[Event], chunk_bytes: int) -> Counters:
-    """The counters of the real chunked allocator once it has served all requests."""
-    addresses: dict[Any, int] = {}
-    with ChunkedMemory("posix", chunk_bytes, small_bytes=chunk_bytes // 2) as memory:
-        for name, nbytes in events:
-            if nbytes is None:
-                memory.free(addresses.pop(name))
-            else:
-                addresses[name] = memory.malloc(nbytes)
-        return memory.counters()

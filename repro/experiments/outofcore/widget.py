@@ -3,20 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from repro import plots
 from repro.experiments.explorer import Control, Explorer
-from repro.experiments.outofcore.modelled import Rates, trace_at
+from repro.experiments.outofcore.building import published_times, trace_at
 from repro.experiments.outofcore.runs import GIB, RATE, network_name, simulated
 from repro.experiments.query import Results
 from repro.experiments.view import panel
 from repro.outofcore import Kind, Simulation, Trace, bound, plan_swaps
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Blue and yellow differ in brightness, too; copies have lanes with names of their own.
 _INK, _COMPUTE, _STALL, _COPY = "#1c2230", "#0173b2", "#ece133", "#6b7486"
@@ -36,11 +34,7 @@ class Iteration:
     batch: int
     trace: Trace
     times: NDArray[np.float64]  # (n,) seconds of each function
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        """The smallest feasible budget, and the peak of training in core, in bytes."""
-        return self.trace.smallest_budget, self.trace.peak_bytes
+    limits: tuple[int, int]  # the smallest feasible budget, and the peak in core, in bytes
 
     def budget_bytes(self, percent: float) -> int:
         """The budget so many percent from the smallest feasible one to that of training in core."""
@@ -57,13 +51,14 @@ def iteration(role: str, batch: int) -> Iteration:
     """Record a network of the paper at its image size; nothing of it is computed."""
     config = simulated(role, batch).config
     trace = trace_at(config, batch)
-    return Iteration(role, batch, trace, Rates.fit(config["baseline"]).times(trace))
+    limits = trace.smallest_budget, trace.peak_bytes
+    return Iteration(role, batch, trace, published_times(trace, config["baseline"]), limits)
 
 
 def explorers(_: Callable[[str], Results]) -> list[Explorer]:
     """Return the widget, which needs no records; a network is recorded when it is first chosen."""
 
-    def computed(network: tuple[str, int], percent: int, window: int) -> "tuple[str, Figure]":
+    def computed(network: tuple[str, int], percent: int, window: int) -> tuple[str, Figure]:
         shown = iteration(*network)
         budget = shown.budget_bytes(percent)
         return describe(shown, budget, window), draw(shown, budget, window)
@@ -104,15 +99,13 @@ def describe(shown: Iteration, budget: int, window_percent: float) -> str:
     )
 
 
-def draw(shown: Iteration, budget: int, window_percent: float) -> "Figure":
+def draw(shown: Iteration, budget: int, window_percent: float) -> Figure:
     """Draw an iteration's memory, computation and copies over time.
 
     The axes are those of all budgets and windows of this network and batch size.
     """
-    from repro.plots import legend_below, new_axes, sign
-
     result = simulate(shown, budget, window_percent)
-    figure, axes = new_axes(2, 1, 10.5, 5.2)
+    figure, axes = plots.new_axes(2, 1, 10.5, 5.2)
     memory, lanes = axes.flat
     starts, ends = result.starts_s, result.ends_s
     held, alone = result.memory_bytes / GIB, np.array(shown.trace.live_bytes) / GIB
@@ -121,9 +114,8 @@ def draw(shown: Iteration, budget: int, window_percent: float) -> "Figure":
     memory.stairs(alone, edges, baseline=None, label="in core, same function", **dotted)
     memory.axhline(budget / GIB, color=_INK, ls="--", lw=1.2, label="budget")
     ran = network_name(simulated(shown.role, shown.batch).config)
-    memory.set_title(
-        f"{panel(shown.role, ran, 'simulated, V100')}, batch {shown.batch}", fontsize=9
-    )
+    title = panel(shown.role, ran, f"simulated, V100, batch {shown.batch}")
+    memory.set_title(title, fontsize=9)
     memory.set(ylabel="device memory (GiB)", ylim=(0, 1.08 * shown.limits[1] / GIB))
 
     begins = np.concatenate([[0.0], ends[:-1]])
@@ -142,6 +134,6 @@ def draw(shown: Iteration, budget: int, window_percent: float) -> "Figure":
     slowest = simulate(shown, shown.budget_bytes(0), 0).time_s
     for axis in axes.flat:
         axis.set_xlim(0, 1.01 * max(slowest, result.time_s))
-    legend_below(figure, 5)
-    sign(figure, f"SIMULATED V100: {shown.role}'s own trace, times by published rates.")
+    plots.legend_below(figure, 5)
+    plots.sign(figure, f"SIMULATED V100: {shown.role}'s own trace, times by published rates.")
     return figure
