@@ -9,7 +9,7 @@ import numpy as np
 
 from repro.experiments.judge import BySeed, Cases, Exact, NotRun, difference
 from repro.experiments.mbs import cells
-from repro.experiments.mbs.runs import NORMALISATIONS, normalisations
+from repro.experiments.mbs.runs import normalisations
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
@@ -19,8 +19,14 @@ if TYPE_CHECKING:
 
 ROLES = ("ResNet-50", "U-Net")
 MEAN_LOSS = "ResNet-50"  # U-Net's Dice is no mean over samples
-_NAMES = ("whole mini-batch", "not normalised", "Algorithm 1", "by samples (ours)")
-WAYS = dict(zip(NORMALISATIONS, _NAMES, strict=True))
+# By way: its name, and the training whose style it is drawn in.
+_LOOKS = {
+    None: ("whole mini-batch", cells.WITHOUT),
+    "none": ("not normalised", cells.SUMMED),
+    "paper": ("Algorithm 1", cells.WITH),
+    "exact": ("by samples (ours)", cells.BY_SAMPLES),
+}
+WAYS = {way: name for way, (name, _) in _LOOKS.items()}
 SAME = 1e-9  # of a gradient in float64; rounding leaves some 1e-15
 
 
@@ -60,10 +66,10 @@ def _distance(results: Results, way: str) -> BySeed:
     return results.cell(ran, distance)
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """The error of each gradient by normalisation."""
-    return [
-        {
+    for (role, row), (_, free) in zip(_rows(results), _rows(results, frozen=False), strict=True):
+        yield {
             "model": cells.ran_as(role, results.records),
             "mini-batch in micro-batches": _division(row),
             "loss": WAYS[row["way"]],
@@ -72,8 +78,6 @@ def table(results: Results) -> list[dict[str, Any]]:
             "with BatchNorm as in training": f"{free['error']:.1e}",
             "length over the whole one's": f"{row['length']:.2f}",
         }
-        for (role, row), (_, free) in zip(_rows(results), _rows(results, frozen=False), strict=True)
-    ]
 
 
 def figure(results: Results) -> "Figure":
@@ -95,12 +99,10 @@ def figure(results: Results) -> "Figure":
         }
         for quantity, name in quantities.items()
     }
-    drawn_as = (cells.WITHOUT, cells.SUMMED, cells.WITH, cells.BY_SAMPLES)
-    styles, looks = cells.styles(), zip(WAYS.values(), drawn_as, strict=True)
-    own = {label: styles[name] for label, name in looks}
+    styles = {label: cells.styles()[drawn_as] for label, drawn_as in _LOOKS.values()}
     whole = cells.whose(MEAN_LOSS, results.select("normalised"))
     titles = "ours: relative error of gradients", whole
-    return plots.errors_and_curves(errors, curves, titles, own, SAME)
+    return plots.errors_and_curves(errors, curves, titles, styles, SAME)
 
 
 def exact(results: Results) -> tuple[bool, str]:
@@ -112,23 +114,20 @@ def exact(results: Results) -> tuple[bool, str]:
     return most < SAME, f"largest relative error {most:.1e}"
 
 
-def summed(results: Results) -> tuple[bool, str]:
+@cells.check
+def summed(results: Results) -> Iterator[tuple[bool, str]]:
     """Whether the gradient's length is the number of micro-batches."""
-    parts = []
     for _, row in _rows(results, "none", even=True):
         length, count = row["length"], row["mini_batch"] // row["micro_batch"]
-        said = f"{length:.3f} times with {count} micro-batches"
-        parts.append((abs(length / count - 1) < SAME, said))
-    return cells.joined(parts)
+        yield abs(length / count - 1) < SAME, f"{length:.3f} times with {count} micro-batches"
 
 
-def same_gradient(results: Results) -> tuple[bool, str]:
+@cells.check
+def same_gradient(results: Results) -> Iterator[tuple[bool, str]]:
     """Whether Algorithm 1's is the whole mini-batch's, by network and division."""
-    parts = []
     for role, row in _rows(results, "paper"):
         name = f"{cells.ran_as(role, results.records)}, {_division(row)}"
-        parts.append((row["error"] < SAME, f"{name}: error {row['error']:.1e}"))
-    return cells.joined(parts)
+        yield row["error"] < SAME, f"{name}: error {row['error']:.1e}"
 
 
 def closer(results: Results) -> Cases:

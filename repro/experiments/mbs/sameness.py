@@ -4,9 +4,10 @@ At the initial mini-batch, the largest that fits, both can be run. The gradient 
 BatchNorm, which sees micro-batches: paired trainings with another normalisation show its effect.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, ratio
 from repro.experiments.mbs import cells
+from repro.experiments.mbs.cells import WAYS
 from repro.experiments.mbs.runs import (
     CLASSIFIERS,
     NORMS,
@@ -28,7 +30,6 @@ from repro.report import DASH, Summary, mean_std
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WAYS = ("without", "with")
 CURVES = {"training loss": "train_loss", cells.UNITS["accuracy"]: "accuracy"}
 
 
@@ -36,48 +37,48 @@ def _runs(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
     return [run for role in roles for run in initial_pair(profile, role, chosen)]
 
 
-def table(results: Results, roles: Sequence[str]) -> list[dict[str, Any]]:
+def table(results: Results, roles: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The best metric of each model without and with MBS."""
-    rows = []
-    for role in roles:
-        paper, ran = paper_rows(role)[0], cells.ran_as(role, results.records)
-        for way, records in cells.pair(results, role).items():
-            best = cells.best(results, records)
-            rows.append(
-                {
-                    "model": ran,
-                    "MBS": way,
-                    "paper, best (%)": mean_std(paper[way]),
-                    "ours, best (%)": cells.status_or(records, Summary.of(best).text()),
-                    "n": len(best),
-                }
-            )
-    return rows
-
-
-def _panel(records: Mapping[str, Sequence[Record]], paired: bool = False) -> dict[str, Any]:
-    """Return the curves of all seeds, without and with MBS; paired records have both."""
-    return {
-        quantity: {
-            f"{way} MBS": [
-                r.metrics[name][way] if paired else r.metrics[name] for r in records[way]
-            ]
-            for way in WAYS
+    for role, way in product(roles, WAYS):
+        records = cells.initial(results, role, way)
+        best = cells.best(results, records)
+        yield {
+            "model": cells.ran_as(role, results.records),
+            "MBS": way,
+            "paper, best (%)": mean_std(paper_rows(role)[0][way]),
+            "ours, best (%)": cells.status_or(records, Summary.of(best).text()),
+            "n": len(best),
         }
-        for quantity, name in CURVES.items()
+
+
+def _ran(results: Results, role: str, way: str) -> list[Record]:
+    return [record for record in cells.initial(results, role, way) if record.status == "ok"]
+
+
+def _draw(panels: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> "Figure":
+    """Draw training loss and accuracy per epoch of panels, each the metrics by way."""
+    from repro import plots
+
+    curves = {
+        title: {
+            quantity: {f"{way} MBS": [own[name] for own in seeds] for way, seeds in ways.items()}
+            for quantity, name in CURVES.items()
+        }
+        for title, ways in panels.items()
     }
+    return plots.learning_curves(curves, cells.styles())
 
 
 def figure3(results: Results) -> "Figure":
     """Training loss and accuracy per epoch, without and with MBS."""
-    from repro import plots
-
-    panels = {}
-    for role in CLASSIFIERS:
-        both = cells.pair(results, role)
-        ran = {way: [r for r in both[way] if r.status == "ok"] for way in WAYS}
-        panels[cells.whose(role, results.select("train", role=role))] = _panel(ran)
-    return plots.learning_curves(panels, cells.styles())
+    return _draw(
+        {
+            cells.whose(role, results.select("train", role=role)): {
+                way: [record.metrics for record in _ran(results, role, way)] for way in WAYS
+            }
+            for role in CLASSIFIERS
+        }
+    )
 
 
 def same_curves(results: Results) -> Cases:
@@ -90,14 +91,14 @@ def same_curves(results: Results) -> Cases:
         role, _, quantity = case.partition(", ")
         name = "train_loss" if quantity == "loss" else "accuracy"
 
-        def mean(way: str) -> BySeed:
-            ran = [r for r in cells.pair(results, role)[way] if r.status == "ok"]
-            return results.cell(ran, lambda record: float(np.mean(record.metrics[name])))
-
+        with_, without = (
+            results.cell(_ran(results, role, way), lambda r: float(np.mean(r.metrics[name])))
+            for way in ("with", "without")
+        )
         if quantity == "loss":
-            found = ratio(mean("with"), mean("without"), digits=3)
+            found = ratio(with_, without, digits=3)
         else:
-            found = difference(mean("with"), mean("without"), "points")
+            found = difference(with_, without, "points")
         return replace(found, label=f"{cells.ran_as(role, results.records)}, {quantity}")
 
     return cases((f"{r}, {q}" for r in CLASSIFIERS for q in ("accuracy", "loss")), compare)
@@ -120,7 +121,6 @@ FIGURE3 = cells.artefact(
 
 SAME_WEIGHTS = 1e-9  # of the distance from the start, in float64
 PAIRED = "ResNet-50"  # its stand-in has so few parameters that a pair is trained in seconds
-_NAMES = ("BatchNorm", "GroupNorm in its place", "GroupNorm, in float64")
 
 
 def _paired(results: Results, norm: str, dtype: str = "float32") -> list[Record]:
@@ -134,51 +134,49 @@ def _paired_gap(results: Results, norm: str, dtype: str = "float32") -> Estimate
     def best(way: str) -> BySeed:
         return results.cell(records, lambda record: float(record.metrics["best"][way]))
 
-    image = cells.image_points(records)
-    change = difference(best("with"), best("without"), "points", resolution=image)
-    return replace(change, label=cells.ran_as(PAIRED, records))
+    return cells.in_points(records, best("with"), best("without"))
 
 
-def paired_table(results: Results) -> list[dict[str, Any]]:
+def _most_apart(records: Sequence[Record]) -> float | None:
+    return max((value for r in records for value in r.metrics["apart"]), default=None)
+
+
+def paired_table(results: Results) -> Iterator[dict[str, Any]]:
     """How far paired trainings go apart, and their accuracies."""
-    rows = []
-    paper = {way: paper_rows(PAIRED)[0][way][0] for way in WAYS}
-    for (norm, dtype), name in zip(NORMS, _NAMES, strict=True):
+    without, with_ = (paper_rows(PAIRED)[0][way][0] for way in WAYS)
+    for (norm, dtype), name in NORMS.items():
         records = _paired(results, norm, dtype)
-        apart = max((a for r in records for a in r.metrics["apart"]), default=None)
-        change = f"{paper['with'] - paper['without']:+.2f}" if norm == "batch" else DASH
+        apart = _most_apart(records)
         best_of = {w: Summary.of(r.metrics["best"][w] for r in records).text() for w in WAYS}
-        rows.append(
-            {
-                "normalisation": name,
-                "weights apart, at most": DASH if apart is None else f"{apart:.1e}",
-                **{f"ours, best {way} MBS (%)": text for way, text in best_of.items()},
-                "paper, with less without (points)": change,
-                "ours, with less without (points)": cells.told(_paired_gap, results, norm, dtype),
-                "n": len(records),
-            }
-        )
-    return rows
+        yield {
+            "normalisation": name,
+            "weights apart, at most": DASH if apart is None else f"{apart:.1e}",
+            **{f"ours, best {way} MBS (%)": text for way, text in best_of.items()},
+            "paper, with less without (points)": (
+                f"{with_ - without:+.2f}" if norm == "batch" else DASH
+            ),
+            "ours, with less without (points)": cells.told(_paired_gap, results, norm, dtype),
+            "n": len(records),
+        }
 
 
 def paired_figure(results: Results) -> "Figure":
     """Training loss and accuracy of paired trainings, with BatchNorm and without."""
-    from repro import plots
-
     panels = {}
-    for norm, name in zip(("batch", "group"), _NAMES, strict=False):
+    for norm in ("batch", "group"):
         records = _paired(results, norm)
-        title = f"{cells.whose(PAIRED, records)}; {name}"
-        panels[title] = _panel(dict.fromkeys(WAYS, records), paired=True)
-    return plots.learning_curves(panels, cells.styles())
+        panels[f"{cells.whose(PAIRED, records)}; {NORMS[norm, 'float32']}"] = {
+            way: [{n: r.metrics[n][way] for n in CURVES.values()} for r in records] for way in WAYS
+        }
+    return _draw(panels)
 
 
 def one_training(results: Results) -> tuple[bool, str]:
     """Whether pairs in float64, where rounding turns no ReLU, stay together."""
-    apart = [value for r in _paired(results, "group", "float64") for value in r.metrics["apart"]]
-    if not apart:
+    apart = _most_apart(_paired(results, "group", "float64"))
+    if apart is None:
         raise NotRun("no records")
-    return max(apart) < SAME_WEIGHTS, f"apart by at most {max(apart):.1e} after an epoch"
+    return apart < SAME_WEIGHTS, f"apart by at most {apart:.1e} after an epoch"
 
 
 BATCHNORM = cells.artefact(
@@ -186,10 +184,6 @@ BATCHNORM = cells.artefact(
     plan=paired_trainings,
     rows=paired_table,
     draw=paired_figure,
-    claims={
-        "same_without_batchnorm": lambda results: cases(
-            [PAIRED], lambda _: _paired_gap(results, "group")
-        )
-    },
+    claims={"same_without_batchnorm": lambda r: cases([PAIRED], lambda _: _paired_gap(r, "group"))},
     checks={"one_training": one_training},
 )

@@ -1,26 +1,20 @@
 """Do mini-batches beyond memory train, what do they cost, and do they pay? (Tables 4 and 5)"""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.design import Artefact
-from repro.experiments.judge import (
-    Cases,
-    Estimate,
-    NotRun,
-    cases,
-    deterministic,
-    paired_ratio,
-    ratio,
-)
+from repro.experiments import judge
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, paired_ratio
 from repro.experiments.mbs import cells
-from repro.experiments.mbs.runs import INITIAL, PAPER, paper_rows, tables_4_5
+from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PAPER, paper_rows, tables_4_5
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import DASH, Summary, mean_std
@@ -36,12 +30,9 @@ if TYPE_CHECKING:
 
 def mean_by_size(results: Results, role: str) -> dict[int, float]:
     """Return the mean result with MBS over seeds, by mini-batch size of the paper's rows."""
-    found = {}
-    for row in paper_rows(role):
-        ran = cells.trainings(results, role, row["mini_batch"], True)
-        if values := cells.best(results, ran):
-            found[row["mini_batch"]] = float(np.mean(values))
-    return found
+    sizes = [row["mini_batch"] for row in paper_rows(role)]
+    best = {n: cells.best(results, cells.trainings(results, role, n, True)) for n in sizes}
+    return {size: float(np.mean(values)) for size, values in best.items() if values}
 
 
 def gain(results: Results, case: str) -> Estimate:
@@ -61,12 +52,6 @@ def gain(results: Results, case: str) -> Estimate:
     found = cells.gap(results, streamed, cells.trainings(results, role, initial, False))
     label = f"{found.label}, {size} over undivided {initial}"
     return replace(found, label=label, candidates=len(above) if size == best else 1)
-
-
-def paper_gain(role: str, size: int) -> float:
-    """Return the paper's result with MBS less that of its undivided initial one, in points."""
-    rows = {row["mini_batch"]: row for row in paper_rows(role)}
-    return float(rows[size]["with"][0] - rows[INITIAL[role]]["without"][0])
 
 
 # Time.
@@ -113,7 +98,7 @@ def epoch_ratio(results: Results, case: str) -> Estimate:
         trials = "rounds" if results.profile == "gpu" else "processes"
         found = paired_ratio(first, second, 3, trials=trials)
     else:
-        found = ratio(first, second, 3)
+        found = judge.ratio(first, second, 3)
     return replace(found, label=f"{cells.ran_as(role, results.records)}, {size}")
 
 
@@ -145,13 +130,12 @@ def resnet101_faster(results: Results) -> Cases:
     Each ratio is then below 1 where the paper's sentence holds.
     """
 
-    def compare(case: str) -> Estimate:
-        ours = epoch_ratio(results, case)
-        if case == FASTER:
-            return ours
-        return replace(ours, mean=-ours.mean, label=f"{ours.label}, undivided over it:")
-
-    return cases((FASTER, *SLOWER), compare)
+    found = cases((FASTER, *SLOWER), partial(epoch_ratio, results))
+    for case in SLOWER:
+        if isinstance(ours := found[case], Estimate):
+            label = f"{ours.label}, undivided over it:"
+            found[case] = replace(ours, mean=-ours.mean, label=label)
+    return found
 
 
 # Memory.
@@ -168,17 +152,16 @@ def _beyond(results: Results, role: str, streamed: bool) -> list[Record]:
     ]
 
 
-def beyond(results: Results, roles: Sequence[str], streamed: bool) -> tuple[bool, str]:
+@cells.check
+def beyond(results: Results, roles: Sequence[str], streamed: bool) -> Iterator[tuple[bool, str]]:
     """Whether all mini-batches above the initial one train (with MBS) or run out of memory."""
-    parts = []
     for role in roles:
         if ran := _beyond(results, role, streamed):
             wanted = "ok" if streamed else "out_of_memory"
             sizes = [record.config["mini_batch"] for record in ran if record.status == wanted]
             most = f", up to {max(sizes):,}" if streamed and sizes else ""
-            text = f"{cells.ran_as(role, ran)}: {len(sizes)} of {len(ran)} runs{most}"
-            parts.append((len(sizes) == len(ran), text))
-    return cells.joined(parts)
+            said = f"{cells.ran_as(role, ran)}: {len(sizes)} of {len(ran)} runs{most}"
+            yield len(sizes) == len(ran), said
 
 
 def reach(results: Results) -> Estimate:
@@ -188,64 +171,58 @@ def reach(results: Results) -> Estimate:
     ]
     if not trained:
         raise NotRun("no records")
-    return deterministic(max(trained) / INITIAL["ResNet-50"], log=True)
+    return judge.deterministic(max(trained) / INITIAL["ResNet-50"], log=True)
 
 
-def largest_is_not_best(results: Results, roles: Sequence[str]) -> tuple[bool, str]:
+@cells.check
+def largest_is_not_best(results: Results, roles: Sequence[str]) -> Iterator[tuple[bool, str]]:
     """Whether another mini-batch than the largest is the best."""
     if results.profile == "smoke":
         raise NotRun("two epochs learn nothing")
-    parts = []
     for role in roles:
         by_size = mean_by_size(results, role)
         if len(by_size) > 1:
-            sizes = max(by_size, key=by_size.__getitem__), max(by_size)
-            said = ", ".join(f"{by_size[n]:.1f} % at {n}" for n in sizes)
-            parts.append((sizes[0] != sizes[1], f"{cells.ran_as(role, results.records)}: {said}"))
-    return cells.joined(parts)
+            best, largest = max(by_size, key=by_size.__getitem__), max(by_size)
+            said = ", ".join(f"{by_size[n]:.1f} % at {n}" for n in (best, largest))
+            yield best != largest, f"{cells.ran_as(role, results.records)}: {said}"
 
 
 # What is shown.
 
 
-def table(results: Results, name: str) -> list[dict[str, Any]]:
+def table(results: Results, name: str) -> Iterator[dict[str, Any]]:
     """A row per model, mini-batch size, without and with MBS."""
-    rows = []
-    for row in PAPER[name]:
-        role, size = row["model"], row["mini_batch"]
-        case, times = f"{role}, {size}", {}
-        with suppress(NotRun):  # of several machines
-            times = epoch_seconds(results, role)
-        for way, streamed in (("without", False), ("with", True)):
-            records = cells.trainings(results, role, size, streamed)
-            values, micro = cells.best(results, records), row["micro_batch"] if streamed else None
-            result = cells.status_or(records, Summary.of(values).text())
-            if not records:  # perhaps a step alone was tried
-                records = results.select("step", role=role, mini_batch=size, micro_batch=micro)
-                result = cells.status_or(records, "1 step fits")
-            took = Summary.of(times.get((size, streamed), [])).text()
-            gained = longer = DASH
-            if streamed:
-                gained, longer = (cells.told(one, results, case) for one in (gain, epoch_ratio))
-            if streamed and size == INITIAL[role] and longer == DASH:
-                step = cells.told(halved_step_ratio, results, role)
-                longer = DASH if step == DASH else f"{step}, of a step"
-            rows.append(
-                {
-                    "model": cells.ran_as(role, results.records),
-                    "mini-batch": size,
-                    "μ-batch": micro or DASH,
-                    "MBS": way,
-                    "paper (%)": mean_std(row.get(way)),
-                    "ours (%)": result,
-                    "n": len(values) or len(records),
-                    "ours, gain (points)": gained,
-                    "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
-                    "ours (s/epoch)": cells.status_or(records, DASH) if took == DASH else took,
-                    "ours, time over undivided": longer,
-                }
-            )
-    return rows
+    for row, way in product(PAPER[name], cells.WAYS):
+        role, size, streamed = row["model"], row["mini_batch"], way == "with"
+        records = cells.trainings(results, role, size, streamed)
+        values, micro = cells.best(results, records), row["micro_batch"] if streamed else None
+        result = cells.status_or(records, Summary.of(values).text())
+        if not records:  # perhaps a step alone was tried
+            records = results.select("step", role=role, mini_batch=size, micro_batch=micro)
+            result = cells.status_or(records, "1 step fits")
+        took = cells.status_or(records, DASH)
+        with suppress(NotRun, KeyError):  # of several machines, or not timed
+            took = Summary.of(epoch_seconds(results, role)[size, streamed]).text()
+        gained = longer = DASH
+        if streamed:
+            case = f"{role}, {size}"
+            gained, longer = (cells.told(one, results, case) for one in (gain, epoch_ratio))
+        if streamed and size == INITIAL[role] and longer == DASH:
+            step = cells.told(halved_step_ratio, results, role)
+            longer = DASH if step == DASH else f"{step}, of a step"
+        yield {
+            "model": cells.ran_as(role, results.records),
+            "mini-batch": size,
+            "μ-batch": micro or DASH,
+            "MBS": way,
+            "paper (%)": mean_std(row.get(way)),
+            "ours (%)": result,
+            "n": len(values) or len(records),
+            "ours, gain (points)": gained,
+            "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
+            "ours (s/epoch)": took,
+            "ours, time over undivided": longer,
+        }
 
 
 def figure(results: Results, name: str) -> "Figure":
@@ -259,14 +236,13 @@ def figure(results: Results, name: str) -> "Figure":
     for role in dict.fromkeys(row["model"] for row in PAPER[name]):
         ran = results.select("train", role=role) or results.select("epochs", role=role)
         title, rows = cells.whose(role, ran), paper_rows(role)
-        undivided_s, none = rows[0]["time_without"][0], (math.nan, math.nan)
-        gains = [(row["mini_batch"], paper_gain(role, row["mini_batch"]), *none) for row in rows]
+        undivided, undivided_s = rows[0]["without"][0], rows[0]["time_without"][0]
+        sizes, none = [row["mini_batch"] for row in rows], (math.nan, math.nan)
+        gains = [(row["mini_batch"], row["with"][0] - undivided, *none) for row in rows]
         times = [(row["mini_batch"], row["time_with"][0] / undivided_s, *none) for row in rows]
-        ran_at = [f"{role}, {row['mini_batch']}" for row in rows]
-        gained, took = (cases(ran_at, partial(one, results)) for one in (gain, epoch_ratio))
         panels[title] = {
-            better: {"paper": gains, "ours": _bounds(gained)},
-            longer: {"paper": times, "ours": _bounds(took)},
+            quantity: {"paper": paper, "ours": list(_bounds(partial(one, results), role, sizes))}
+            for quantity, paper, one in ((better, gains, gain), (longer, times, epoch_ratio))
         }
         failed = [r for r in _beyond(results, role, False) if r.status == "out_of_memory"]
         refused[title] = sorted({record.config["mini_batch"] for record in failed})
@@ -274,20 +250,20 @@ def figure(results: Results, name: str) -> "Figure":
     return plots.against_mini_batch(panels, refused, neutral, style)
 
 
-def _bounds(found: Cases) -> "list[Bounds]":
-    """Return the sizes that were run, each with an estimate and its 95 % interval."""
-    points: list[Bounds] = []
-    for case, ours in found.items():
-        if isinstance(ours, Estimate):
+def _bounds(
+    estimate: Callable[[str], Estimate], role: str, sizes: Sequence[int]
+) -> "Iterator[Bounds]":
+    """Yield the sizes that were run, each with an estimate and its 95 % interval."""
+    for size in sizes:
+        with suppress(NotRun):
+            ours = estimate(f"{role}, {size}")
             scale = math.exp if ours.log else float
-            low, high = map(scale, ours.interval())
-            points.append((int(case.partition(", ")[2]), scale(ours.mean), low, high))
-    return points
+            mean, low, high = map(scale, (ours.mean, *ours.interval()))
+            yield size, mean, low, high
 
 
-def _artefact(name: str, **further: Callable[..., Cases]) -> Artefact:
+def _artefact(name: str, roles: Sequence[str], **further: Callable[[Results], Cases]) -> Artefact:
     """Return the artefact of a table, whose claims and checks are of its networks."""
-    roles = list(dict.fromkeys(row["model"] for row in PAPER[name]))
     named = [
         f"{role}, {size}" for role in roles for size in PAPER["overhead_percent"].get(role, {})
     ]
@@ -300,7 +276,7 @@ def _artefact(name: str, **further: Callable[..., Cases]) -> Artefact:
             "optimum_beyond": lambda results: cases(roles, partial(gain, results)),
             "overhead_halved": lambda results: cases(roles, partial(halved_step_ratio, results)),
             "overhead_sizes": lambda results: cases(named, partial(epoch_ratio, results)),
-            **{key: partial(compare, roles=roles) for key, compare in further.items()},
+            **further,
         },
         checks={
             "undivided_fails": partial(beyond, roles=roles, streamed=False),
@@ -312,8 +288,9 @@ def _artefact(name: str, **further: Callable[..., Cases]) -> Artefact:
 
 TABLE4 = _artefact(
     "table4",
-    same_result=cells.same_result,
-    epoch_time=epoch_time,
-    resnet101_faster=lambda results, roles: resnet101_faster(results),
+    CLASSIFIERS,
+    same_result=partial(cells.same_result, roles=CLASSIFIERS),
+    epoch_time=partial(epoch_time, roles=CLASSIFIERS),
+    resnet101_faster=resnet101_faster,
 )
-TABLE5 = _artefact("table5")
+TABLE5 = _artefact("table5", ["U-Net"])
