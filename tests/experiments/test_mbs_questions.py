@@ -21,7 +21,7 @@ from repro.experiments.judge import Exact
 from repro.experiments.mbs import runs
 from repro.experiments.mbs.runs import CLASSIFIERS, ROLES, paper_rows
 from repro.experiments.mbs.streaming import growth, hidden_shares
-from repro.experiments.mbs.tables_4_5 import reach
+from repro.experiments.mbs.mini_batches import reach
 
 OF_EPOCHS = {"table4": "epoch_time", "table5": "overhead_sizes"}
 both = pytest.mark.parametrize("artefact", OF_EPOCHS)
