@@ -107,15 +107,14 @@ def predicted_size(config: Config, seed: int, data: ImageData, device: str) -> O
 
     The published network takes two training steps at each size; nothing is computed.
     """
-    task, peaks = Task(config, data, "cpu", config["classes"]), []
+    task, peaks = Task(config, data, "cpu"), []
     for size in config["sizes"]:
         with imagined():
-            model = task.model()
-            step = task.step(model, None)
-            inputs = torch.empty(size, 3, *config["sides"])
+            model, inputs = task.model(), torch.empty(size, 3, *config["sides"])
             shape = (size, *config["sides"]) if task.segments else (size,)
             targets = torch.empty(shape, dtype=torch.int64)
-            peak, _ = first_steps(partial(step, inputs, targets), [model, inputs, targets])
+            step = partial(task.step(model, None), inputs, targets)
+            peak, _ = first_steps(step, [model, inputs, targets])
         peaks.append(peak)
     memory, limit = LinearMemoryModel.fit(config["sizes"], peaks), config["device_bytes"]
     return Outcome(
