@@ -19,14 +19,7 @@ from repro.experiments.design import Outcome
 from repro.experiments.mbs.runs import AS_IN_PAPER
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryBudget, MemoryMeter, Timing, comparable_peaks
-from repro.training import (
-    Epoch,
-    Step,
-    evaluate_binary_segmentation,
-    evaluate_classifier,
-    fit,
-    plain_step,
-)
+from repro.training import Epoch, Step, evaluate_binary_segmentation, evaluate_classifier, fit
 
 Config = Mapping[str, Any]
 Batch = tuple[Tensor, Tensor]
@@ -171,10 +164,8 @@ class Task:
         By a new optimizer, where none is given; with further options of the streamer.
         """
         updates = optimizer or self.optimizer(model)
-        if micro is None and self.low is not None:
-            return CapturedStep(model, self.loss, updates, self.low, captured=False)
         if micro is None:
-            return plain_step(model, self.loss, updates, self.device)
+            return CapturedStep(model, self.loss, updates, self.low, captured=False)
         streamer = self.streamer(model, micro, normalization, autocast=self.low, **options)
         summed = normalization == "none"  # all curves are of means
 
