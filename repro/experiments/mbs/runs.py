@@ -129,14 +129,15 @@ def training(
     mini_batch: int,
     streamed: bool,
     resolution: str = "high",
-    timed: bool = True,
     kind: str = "",
 ) -> Run:
     """Return one training, with or without MBS; see `extent_of` of `kind`.
 
-    Trainings that are not timed may run side by side; under `long` and `gpu` see `epochs`.
+    Trainings that are not timed may run side by side: of Table 1 all that are not Table 4's or 5's;
+    under `long` and `gpu` see `epochs`.
     """
     micro = micro_batch_of(role, mini_batch) if streamed else None
+    timed = not kind or (resolution, mini_batch) == ("high", LARGE_BATCH)
     config = base_config(profile, role, chosen, resolution) | extent_of(profile, role, kind)
     config |= {} if timed and profile not in (LONG, "gpu") else {"timed": False}
     config |= PROFILES[profile].get("compute", {})
@@ -168,12 +169,11 @@ def initial_pair(profile: str, role: str, chosen: Chosen) -> list[Run]:
 def resolutions(profile: str, chosen: Chosen) -> list[Run]:
     """Return Table 1's trainings: two batch sizes at two resolutions; one is Table 4's or 5's."""
     return [
-        training(profile, role, chosen, size, False, side,
-                 side == "high" and size == LARGE_BATCH, "table1_extent")
+        training(profile, role, chosen, size, False, side, "table1_extent")
         for role in ("ResNet-50", "U-Net")
         for side in ("low", "high")
         for size in (PROFILES[profile]["small_batch"], LARGE_BATCH)
-    ]  # fmt: skip
+    ]
 
 
 def tables_4_5(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
