@@ -14,9 +14,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from repro.advise import Workload, predict, probe
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.together import networks
-from repro.experiments.together.methods import SWAPS, Method, Refused, micro_batches
-from repro.experiments.together.networks import Config, Problem, build_problem
+from repro.experiments.together.methods import (
+    SWAPS,
+    Config,
+    Method,
+    Problem,
+    Refused,
+    build_model,
+    build_problem,
+    micro_batches,
+    recompute,
+)
 from repro.measure import (
     MemoryBudget,
     MemoryMeter,
@@ -212,10 +220,8 @@ def predict_limit(config: Config, seed: int, data: ImageData | None, device: str
         begun = time.perf_counter()
         problem = build_problem(config, fits)
         example = problem.inputs, problem.targets
-        model = networks.build_model(config, "cpu")
-        workload = Workload.of(
-            model, example=example, loss_fn=problem.loss, blocks=networks.recompute
-        )
+        model = build_model(config, "cpu")
+        workload = Workload.of(model, example=example, loss_fn=problem.loss, blocks=recompute)
         speed = probe(workload, device, fits, allowed, seconds=config["probe_s"])
 
         def predicted(mode: str, batch: int) -> Any:
