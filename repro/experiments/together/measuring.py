@@ -3,7 +3,7 @@
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -112,35 +112,31 @@ def _within(
     config: Config, problem: Problem, micro: int | None, allowed: int, device: str
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
     method = Method(config, problem, micro, allowed, device)
-    if config["mode"] in SWAPS:
-        peak, timed = _swapping(config, method, allowed)
-    else:
-        with MemoryBudget(allowed, device, resident=method.model) as held:
-            for _ in range(STEPS):
-                method.step()
-        peak = held.peak_reserved_bytes
-        timed = _timed(config, method, _undivided(config, config["fits"], device).step)
-    host_bytes = method.block.statistics.host_bytes if method.block else method.host_bytes
-    errors = _errors(config, problem, micro, allowed, device)
-    return {"micro": micro, "peak_bytes": peak, "host_bytes": host_bytes} | errors, timed
-
-
-def _swapping(config: Config, method: Method, allowed: int) -> tuple[int, dict[str, Timing]]:
-    queued = accelerator.is_accelerator(method.device)
+    watched: Any = nullcontext()
+    if config["mode"] not in SWAPS:
+        watched = MemoryBudget(allowed, device, resident=method.model)
+    elif accelerator.is_accelerator(device):
+        watched = accelerator.limited(device, allowed)
     with method.within():
-        assert method.block is not None
-        with accelerator.limited(method.device, allowed) if queued else nullcontext():
-            for _ in range(SETTLING):
+        with watched:
+            for _ in range(SETTLING if method.block else STEPS):
                 method.step()
-        with _unseen():
-            reference = _undivided(config, config["fits"], method.device)
+        unseen = _unseen if method.block else nullcontext
+        with unseen():
+            reference = _undivided(config, config["fits"], device)
 
-        def unseen() -> None:
-            with _unseen():
+        def reference_step() -> None:
+            with unseen():
                 reference.step()
 
-        timed = _timed(config, method, unseen)
-        return method.block.statistics.peak_bytes, timed
+        reference_step()  # its optimizer makes its state
+        steps = {"step": method.step, "reference": reference_step}
+        turns = {"warmup": config["warmup"], "repeats": config["repeats"]}
+        timed = time_interleaved(steps, device=device, **turns)
+        held = method.block.statistics.peak_bytes if method.block else watched.peak_reserved_bytes
+    host_bytes = method.block.statistics.host_bytes if method.block else method.host_bytes
+    errors = _errors(config, problem, micro, allowed, device)
+    return {"micro": micro, "peak_bytes": held, "host_bytes": host_bytes} | errors, timed
 
 
 @contextmanager
@@ -148,12 +144,6 @@ def _unseen() -> Iterator[None]:
     """Compute outside of the block around, which sees every operation."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
-
-
-def _timed(config: Config, method: Method, reference: Callable[[], None]) -> dict[str, Timing]:
-    reference()  # its optimizer makes its state
-    steps, turns = {"step": method.step, "reference": reference}, config["repeats"]
-    return time_interleaved(steps, warmup=config["warmup"], repeats=turns, device=method.device)
 
 
 def _errors(
