@@ -77,8 +77,6 @@ class TestUnderALimit:
         one = [torch.ones(3)]
         assert measuring.relative(one, [torch.full((3,), 2.0)]) == 0.5
         assert measuring.relative([], []) is None
-        with pytest.raises(ValueError, match="0 tensors for 1"):
-            measuring.relative([], one)
 
     @pytest.mark.parametrize(
         "model",

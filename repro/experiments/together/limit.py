@@ -367,11 +367,10 @@ def advice_figure(results: Results) -> "Figure":
     drawn, axes = new_axes(1, 1, 5.4, 5.0)
     axis = axes[0, 0]
     known = cells(results).dropna(subset="time")
-    for number, network in enumerate(NETWORKS):
-        of_it = known[known["network"] == network]
-        if len(of_it):
-            axis.plot(of_it["speed"], of_it["predicted"], MARKERS[number], color=PALETTE[number],
-                      ms=6, alpha=0.8, label=network)  # fmt: skip
+    for network, own in known.groupby("network", sort=False):
+        number = NETWORKS.index(str(network))
+        look: dict[str, Any] = {"color": PALETTE[number], "ms": 6, "alpha": 0.8, "label": network}
+        axis.plot(own["speed"], own["predicted"], MARKERS[number], **look)
     if len(known):
         ends = known[["speed", "predicted"]].to_numpy()
         low, high = 0.8 * ends.min(), 1.25 * ends.max()
@@ -394,24 +393,19 @@ def advice_figure(results: Results) -> "Figure":
     return drawn
 
 
-def _share(held: pd.Series, name: str) -> Exact:
+def _share(held: pd.Series, name: str, more: str = "") -> Cases:
     if held.empty:
         raise NotRun("no records")
     right = int(held.sum())
-    return Exact(right >= MOST_CELLS * len(held), f"{name} {right} of {len(held)} cases")
+    text = f"{name} {right} of {len(held)} cases{more}"
+    return {"": Exact(right >= MOST_CELLS * len(held), text)}
 
 
-def fits(results: Results) -> dict[str, Exact]:
-    """Count every method, network and size that was measured."""
-    return {"": _share(cells(results)["right"], "right in")}
-
-
-def time(results: Results) -> dict[str, Exact]:
+def time(results: Results) -> Cases:
     """Count the cases that fit, and those predicted to."""
     errors = cells(results)["time"].dropna().abs()
-    shared = _share(errors <= WITHIN, f"within {100 * WITHIN:.0f} % in")
-    half = f"half of all within {100 * float(errors.median()):.0f} %"
-    return {"": shared._replace(text=f"{shared.text}; {half}")}
+    half = f"; half of all within {100 * float(errors.median()):.0f} %"
+    return _share(errors <= WITHIN, f"within {100 * WITHIN:.0f} % in", half)
 
 
 ADVICE = runs.artefact(
@@ -420,5 +414,5 @@ ADVICE = runs.artefact(
     plan=lambda profile, chosen: [*runs.under_limit(profile), *runs.predictions(profile)],
     rows=advice_table,
     draw=advice_figure,
-    claims={"fits": fits, "time": time},
+    claims={"fits": lambda results: _share(cells(results)["right"], "right in"), "time": time},
 )

@@ -268,12 +268,6 @@ def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, d
         cost = work.cost_of(side or images.side)
         return StreamedTime(cost, config["step_images"], micro=micro or large)
 
-    evaluations: list[dict[str, float]] = []
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        evaluations.append(images.evaluate(model))
-        return evaluations[-1]
-
     dualbatch.train_dual_batch(
         partial(_model, config, classes),
         counted,
@@ -285,8 +279,8 @@ def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, d
         optimizer_state="restarted",  # as its records were computed
         passes_fn=lambda model, loss_fn: passes_of(config, model, loss_fn, device),
         time_models={side: time_of(side) for side in {entry.resolution for entry in schedule}},
-        evaluate=evaluate,
-        on_epoch=lambda epoch: work.end_epoch(evaluations[-1], epoch.virtual_time_s, large),
+        evaluate=images.evaluate,
+        on_epoch=lambda epoch: work.end_epoch(epoch.metrics, epoch.virtual_time_s, large),
     )
 
 
