@@ -16,7 +16,7 @@ from repro.experiments.design import SETTINGS
 from repro.experiments.judge import WORDS
 from repro.experiments.query import find_source, results_of
 from repro.experiments.summary import of_papers, verdicts
-from repro.experiments.together import advice
+from repro.experiments.together import limit
 from repro.report import TableView
 
 REFRESH = runpy.run_path(str(paths.ROOT / "docs" / "refresh.py"))
@@ -122,8 +122,8 @@ class TestNumbers:
 
     def test_the_shares_of_times_that_advise_predicts(self, records):
         source = find_source(load_paper("together"), local=False)
-        cells = advice.cells(results_of(source.paper.artefacts["advice"], source))
-        right = cells["time"].dropna().abs() <= advice.WITHIN
+        cells = limit.cells(results_of(source.paper.artefacts["advice"], source))
+        right = cells["time"].dropna().abs() <= limit.WITHIN
         plain = cells["mode"].isin(["undivided", "accumulation", "mbs"])[right.index]
         shares = [
             f"{part.sum()} of {len(part)} cases" for part in (right[plain], right[~plain], right)

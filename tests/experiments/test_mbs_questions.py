@@ -19,9 +19,9 @@ from made_mbs import (
 from repro.experiments.design import LONG
 from repro.experiments.judge import Exact
 from repro.experiments.mbs import runs
+from repro.experiments.mbs.mini_batches import reach
 from repro.experiments.mbs.runs import CLASSIFIERS, ROLES, paper_rows
 from repro.experiments.mbs.streaming import growth, hidden_shares
-from repro.experiments.mbs.tables_4_5 import reach
 
 OF_EPOCHS = {"table4": "epoch_time", "table5": "overhead_sizes"}
 both = pytest.mark.parametrize("artefact", OF_EPOCHS)
@@ -30,7 +30,6 @@ MACHINES = {
     for way in (False, True)
 }
 CARD = {"type": "cuda", "name": "a card", "slug": "card", "memory_bytes": 1}
-nothing = results("table4", lambda run, seed: None)
 
 
 def rows_of(artefact, found):

@@ -44,12 +44,12 @@ def test_against_a_simulation(make_record):
         step_s, sample_s = map(float, random.integers(1, 9, 2) / 8)
         limit, mini_batch = map(int, random.integers(1, [9000, 130]))
         record = size_record(make_record, float(fixed), float(each), step_s, sample_s)
-        plan = plan_streaming(record, limit / MIB, mini_batch)
+        plan = plan_streaming(record, limit / MIB, [mini_batch]).loc[mini_batch]
         sizes, seconds = simulate(fixed, each, step_s, sample_s, limit, mini_batch)
         each_ms = 1e3 * seconds / mini_batch
-        assert (plan.number, plan.size) == (len(sizes), sizes[0] if sizes else 0)
+        assert (plan["number"], plan["size"]) == (len(sizes), sizes[0] if sizes else 0)
         assert plan.undivided_mib * MIB == fixed + each * mini_batch
-        assert plan.streamed_mib * MIB == fixed + each * max(1, plan.size)
+        assert plan.streamed_mib * MIB == fixed + each * max(1, plan["size"])
         assert plan.streamed_ms == pytest.approx(each_ms, nan_ok=True)
         undivided = each_ms if len(sizes) == 1 else math.nan
         assert plan.undivided_ms == pytest.approx(undivided, nan_ok=True)

@@ -1,10 +1,10 @@
 """Cells of trainings with their estimates, and the names of what ran in the paper's place."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any
 
 from repro.experiments import design
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference
@@ -14,8 +14,8 @@ from repro.experiments.view import panel
 from repro.records import Record
 from repro.report import DASH
 
-T = TypeVar("T")
 MIB = 2**20
+WAYS = ("without", "with")
 UNITS = {"accuracy": "test accuracy (%)", "iou": "test IoU (%)"}
 WITHOUT, WITH, SUMMED, BY_SAMPLES = "without MBS", "with MBS", "not normalised", "by samples (ours)"
 _NAMES = {
@@ -38,10 +38,9 @@ def trainings(results: Results, role: str, mini_batch: int, streamed: bool) -> l
     return [record for record in found if (record.config["micro_batch"] is not None) == streamed]
 
 
-def pair(results: Results, role: str) -> dict[str, list[Record]]:
-    """Return the trainings without and with MBS at the initial mini-batch."""
-    both = {"without": False, "with": True}
-    return {way: trainings(results, role, INITIAL[role], with_) for way, with_ in both.items()}
+def initial(results: Results, role: str, way: str) -> list[Record]:
+    """Return the trainings at the initial mini-batch, ``without`` or ``with`` MBS."""
+    return trainings(results, role, INITIAL[role], way == "with")
 
 
 def best(results: Results, records: Sequence[Record]) -> BySeed:
@@ -50,26 +49,27 @@ def best(results: Results, records: Sequence[Record]) -> BySeed:
     return results.cell(ran, lambda record: float(record.metrics["best"]))
 
 
+def in_points(records: Sequence[Record], first: BySeed, second: BySeed) -> Estimate:
+    """Return a metric of some of the records less that of others, in points, seed by seed.
+
+    Its resolution is one test image's share of an accuracy; 0 of IoU, which counts pixels.
+    """
+    tested = [r.config["test_samples"] for r in records if r.config["role"] in CLASSIFIERS]
+    image = 100 / min((count or math.inf for count in tested), default=math.inf)
+    found = difference(first, second, "points", resolution=image)
+    return replace(found, label=ran_as(records[0].config["role"], records))
+
+
 def gap(results: Results, first: Sequence[Record], second: Sequence[Record]) -> Estimate:
-    """Return the best metric of some trainings less that of others, in points, seed by seed."""
-    both = [*first, *second]
-    values = best(results, first), best(results, second)
-    found = difference(*values, unit="points", resolution=image_points(both))
-    return replace(found, label=ran_as(both[0].config["role"], both))
-
-
-def image_points(records: Sequence[Record]) -> float:
-    """Return one test image's share of an accuracy, in points; 0 of IoU, which counts pixels."""
-    tested = [r for r in records if r.config["role"] in CLASSIFIERS]
-    return 100 / min((r.config["test_samples"] or math.inf for r in tested), default=math.inf)
+    """Return the best metric of some trainings less that of others; see `in_points`."""
+    return in_points([*first, *second], best(results, first), best(results, second))
 
 
 def same_result(results: Results, roles: Sequence[str]) -> Cases:
     """Best metric with MBS less that without, at the initial mini-batch."""
 
     def compare(role: str) -> Estimate:
-        both = pair(results, role)
-        return gap(results, both["with"], both["without"])
+        return gap(results, initial(results, role, "with"), initial(results, role, "without"))
 
     return cases(roles, compare)
 
@@ -82,11 +82,17 @@ def told(compare: Callable[..., Estimate], *given: Any) -> str:
         return DASH
 
 
-def joined(parts: Sequence[tuple[bool, str]]) -> tuple[bool, str]:
-    """Join whether each part of a check holds, and the numbers; no part is "not run"."""
-    if not parts:
-        raise NotRun("no records")
-    return all(holds for holds, _ in parts), "; ".join(text for _, text in parts)
+def check(parts_of: Callable[..., Iterator[tuple[bool, str]]]) -> Callable[..., tuple[bool, str]]:
+    """Make a check of a function that yields, of each part, whether it holds and its numbers."""
+
+    @wraps(parts_of)
+    def joined(*given: Any, **options: Any) -> tuple[bool, str]:
+        parts = list(parts_of(*given, **options))
+        if not parts:
+            raise NotRun("no records")
+        return all(holds for holds, _ in parts), "; ".join(text for _, text in parts)
+
+    return joined
 
 
 def status_or(records: Sequence[Record], text: str) -> str:
@@ -125,11 +131,12 @@ def marks(results: Results) -> Iterable[str]:
     """Yield the stand-ins for the paper's data, networks and memory, for a caption."""
     records = [record for record in results.records if record.experiment != "foretell"]
     papers = {"segmentation": "Carvana", "classification": "Flowers-102"}
-    stand_ins = []
-    for record in records:
-        paper, name = papers[task_of(record.config["role"])], (record.dataset or {}).get("name")
-        if name and not name.startswith(paper.lower().replace("-", "")):
-            stand_ins.append(f"{name} for {paper}")
+    used = [(r.dataset["name"], papers[task_of(r.config["role"])]) for r in records if r.dataset]
+    stand_ins = [
+        f"{name} for {paper}"
+        for name, paper in used
+        if not name.startswith(paper.lower().replace("-", ""))
+    ]
     if any(ran_as(role, records) != role for role in ROLES):
         stand_ins.append("smaller networks")
     if stand_ins:

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from repro.mbs import MicroBatchStreamer
 from repro.measure import (
     LinearMemoryModel,
     MemoryBudget,
+    Timing,
     is_out_of_memory,
     synchronize,
     time_interleaved,
@@ -107,15 +108,14 @@ def predicted_size(config: Config, seed: int, data: ImageData, device: str) -> O
 
     The published network takes two training steps at each size; nothing is computed.
     """
-    task, peaks = Task(config, data, "cpu", config["classes"]), []
+    task, peaks = Task(config, data, "cpu"), []
     for size in config["sizes"]:
         with imagined():
-            model = task.model()
-            step = task.step(model, None)
-            inputs = torch.empty(size, 3, *config["sides"])
+            model, inputs = task.model(), torch.empty(size, 3, *config["sides"])
             shape = (size, *config["sides"]) if task.segments else (size,)
             targets = torch.empty(shape, dtype=torch.int64)
-            peak, _ = first_steps(partial(step, inputs, targets), [model, inputs, targets])
+            step = partial(task.step(model, None), inputs, targets)
+            peak, _ = first_steps(step, [model, inputs, targets])
         peaks.append(peak)
     memory, limit = LinearMemoryModel.fit(config["sizes"], peaks), config["device_bytes"]
     return Outcome(
@@ -155,21 +155,27 @@ def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome
     return Outcome(metrics, timings)
 
 
-def _epoch(task: Task, micro: int | None, loader: Iterable[Batch]) -> Callable[[], Any]:
-    """Return a function that trains a fresh model for an epoch."""
-    model = task.model()
-    return partial(fit, model, task.step(model, micro), loader, epochs=1, device=task.device)
+def _in_turns(
+    task: Task, seed: int, ways: Mapping[str, tuple[int | None, Iterable[Batch]]]
+) -> dict[str, Timing]:
+    """Time epochs of fresh models in turns, each of micro-batches (None: undivided) of a loader."""
+    torch.manual_seed(seed)
+    trained = {}
+    for name, (micro, loader) in ways.items():
+        step = task.step(model := task.model(), micro)
+        trained[name] = partial(fit, model, step, loader, epochs=1, device=task.device)
+    repeats = task.config["repeats"]
+    return time_interleaved(trained, warmup=1, repeats=repeats, device=task.device)
 
 
 def epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Time whole epochs of training with and without MBS, in turns (Tables 4 and 5)."""
-    torch.manual_seed(seed)
-    task, trained = Task(config, data, device), {}
-    for name, (mini, micro) in config["ways"].items():
-        loader = task.loader(mini, seed, config["train_samples"])
-        trained[name] = _epoch(task, micro, Ahead(loader, device))
-    timings = time_interleaved(trained, warmup=1, repeats=config["repeats"], device=device)
-    return Outcome({}, timings)
+    task, samples = Task(config, data, device), config["train_samples"]
+    ways = {
+        name: (micro, Ahead(task.loader(mini, seed, samples), device))
+        for name, (mini, micro) in config["ways"].items()
+    }
+    return Outcome({}, _in_turns(task, seed, ways))
 
 
 def file_epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
@@ -177,22 +183,20 @@ def file_epochs(config: Config, seed: int, data: ImageData, device: str) -> Outc
 
     Images in memory were decoded from the same files, so that all ways train alike.
     """
-    torch.manual_seed(seed)
-    task, trained = Task(config, data, device), {}
+    task, ways = Task(config, data, device), {}
     images, labels = task.samples(data.train, config["train_samples"])
+    options = {"seed": seed, **config["augment"]}
     with tempfile.TemporaryDirectory() as name:
         paths = write_files(images, Path(name))
-        decoded = decode(paths, config["augment"]["crop_size"])
+        decoded = decode(paths, options["crop_size"])
         for way, (mini, micro, reading) in config["ways"].items():
-            options = {"seed": seed, **config["augment"]}
+            loader: Any = FileLoader(paths, decoded, labels, mini, **options)
             if reading == "memory":
-                loader: Any = Ahead(TensorLoader(decoded, labels, mini, **options), device)
-            else:
-                loader = FileLoader(paths, decoded, labels, mini, **options)
-                if reading == "ahead":
-                    loader = Ahead(loader, device, count=1, always=True)
-            trained[way] = _epoch(task, micro, loader)
-        timings = time_interleaved(trained, warmup=1, repeats=config["repeats"], device=device)
+                loader = Ahead(TensorLoader(decoded, labels, mini, **options), device)
+            elif reading == "ahead":
+                loader = Ahead(loader, device, count=1, always=True)
+            ways[way] = (micro, loader)
+        timings = _in_turns(task, seed, ways)
         uncached = uncached_share(paths)
         file_bytes = sum(path.stat().st_size for path in paths)
     return Outcome({"files": len(paths), "file_bytes": file_bytes, "uncached": uncached}, timings)

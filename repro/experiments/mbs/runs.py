@@ -1,9 +1,8 @@
 """The runs of Micro-Batch Streaming under each profile; ``paper.toml`` has sizes and extents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml
@@ -22,7 +21,11 @@ LARGE_BATCH = 16  # of Table 1
 # seeds; memory and time are of float32 (convolutions: TF32).
 AS_IN_PAPER = "as in the paper"
 NORMALISATIONS = (None, "none", "paper", "exact")  # None: the whole mini-batch
-NORMS = (("batch", "float32"), ("group", "float32"), ("group", "float64"))  # of paired trainings
+NORMS = {  # of paired trainings
+    ("batch", "float32"): "BatchNorm",
+    ("group", "float32"): "GroupNorm in its place",
+    ("group", "float64"): "GroupNorm, in float64",
+}
 FILES_ROLE = "ResNet-50"
 READINGS = {
     "memory": "in memory",
@@ -126,14 +129,15 @@ def training(
     mini_batch: int,
     streamed: bool,
     resolution: str = "high",
-    timed: bool = True,
     kind: str = "",
 ) -> Run:
     """Return one training, with or without MBS; see `extent_of` of `kind`.
 
-    Trainings that are not timed may run side by side; under `long` and `gpu` see `epochs`.
+    Trainings that are not timed may run side by side: of Table 1 all that are not Table 4's or 5's;
+    under `long` and `gpu` see `epochs`.
     """
     micro = micro_batch_of(role, mini_batch) if streamed else None
+    timed = not kind or (resolution, mini_batch) == ("high", LARGE_BATCH)
     config = base_config(profile, role, chosen, resolution) | extent_of(profile, role, kind)
     config |= {} if timed and profile not in (LONG, "gpu") else {"timed": False}
     config |= PROFILES[profile].get("compute", {})
@@ -165,22 +169,22 @@ def initial_pair(profile: str, role: str, chosen: Chosen) -> list[Run]:
 def resolutions(profile: str, chosen: Chosen) -> list[Run]:
     """Return Table 1's trainings: two batch sizes at two resolutions; one is Table 4's or 5's."""
     return [
-        training(profile, role, chosen, size, False, side,
-                 side == "high" and size == LARGE_BATCH, "table1_extent")
+        training(profile, role, chosen, size, False, side, "table1_extent")
         for role in ("ResNet-50", "U-Net")
         for side in ("low", "high")
         for size in (PROFILES[profile]["small_batch"], LARGE_BATCH)
-    ]  # fmt: skip
+    ]
 
 
 def tables_4_5(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
     """Return trainings by mini-batch size with and without MBS, and the steps timed in turns."""
-    planned = []
-    for role in roles:
-        planned += (_on_gpu if profile == "gpu" else _pairs)(profile, role, chosen)
+    trained = _on_gpu if profile == "gpu" else _pairs
+    planned = [run for role in roles for run in trained(profile, role, chosen)]
     if profile in (LONG, "gpu"):  # trainings that run side by side say nothing of time
         planned += [epochs(profile, role, chosen) for role in roles]
-    return planned + [overhead(profile, role, chosen) for role in roles]
+    # Steps with and without MBS at the initial size.
+    options = PAPER["table2"]
+    return planned + [_measurement("overhead", profile, r, chosen, **options[r]) for r in roles]
 
 
 def _pairs(profile: str, role: str, chosen: Chosen) -> list[Run]:
@@ -190,7 +194,7 @@ def _pairs(profile: str, role: str, chosen: Chosen) -> list[Run]:
     """
     trains = partial(training, profile, role, chosen)
     samples, sizes = extent_of(profile, role)["train_samples"], streamed_sizes(profile, role)
-    runs = []
+    runs: list[Run] = []
     for size in (row["mini_batch"] for row in paper_rows(role)):
         if samples is None or size <= samples:
             run = trains(size, False)
@@ -217,26 +221,18 @@ def _on_gpu(profile: str, role: str, chosen: Chosen) -> list[Run]:
     steps = [(row["mini_batch"], None) for row in paper_rows(role)]
     for mini, micro in (*steps, (sizes[-1], micro_batch_of(role, sizes[-1]))):
         more = {"mini_batch": mini, "micro_batch": micro}
-        label = f"{role}, {_division(mini, micro)}"
-        runs.append(_measurement("step", profile, role, chosen, more, label=label))
+        label = f", {_division(mini, micro)}"
+        runs.append(_measurement("step", profile, role, chosen, label, **more))
     return runs
 
 
 def _measurement(
-    experiment: str,
-    profile: str,
-    role: str,
-    chosen: Chosen,
-    more: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    timed: bool = False,
-    limited: bool = True,
-    label: str = "",
+    experiment: str, profile: str, role: str, chosen: Chosen, label: str = "", **more: Any
 ) -> Run:
-    """Return a measurement of memory or, where `timed`, of time: at the paper's sides under `gpu`.
+    """Return a measurement of memory or time: at the paper's sides under `gpu`.
 
     `long` has that of `quick`, by several processes and on its datasets: the length of a training
-    is no time.
+    is no time. The label follows the role's.
     """
     extent = PROFILES[profile]["measured"].get(experiment, {})
     seeds: tuple[int, ...] = (0,)
@@ -244,11 +240,12 @@ def _measurement(
         seeds, profile, known = PROCESSES, "quick", DATASETS["quick"]
         chosen = {t: name if name in known[t] else known[t][0] for t, name in chosen.items()}
     resolution = AS_IN_PAPER if profile == "gpu" else "high"
-    config = base_config(profile, role, chosen, resolution, limited) | extent | dict(more)
-    if timed and profile == "gpu":
+    limited = experiment != "file_epochs"
+    config = base_config(profile, role, chosen, resolution, limited) | extent | more
+    if profile == "gpu" and experiment in ("overhead", "epochs", "file_epochs"):
         # cuDNN times its algorithms, but not where memory is measured: trials take workspace.
         config["benchmark"] = True
-    return Run(experiment, config, seeds, label=label or role)
+    return Run(experiment, config, seeds, label=role + label)
 
 
 def epochs(profile: str, role: str, chosen: Chosen) -> Run:
@@ -256,8 +253,8 @@ def epochs(profile: str, role: str, chosen: Chosen) -> Run:
     sizes = PROFILES[profile]["timed"][role]
     ways = {f"{INITIAL[role]}, undivided": [INITIAL[role], None]}
     ways |= {f"{size}, streamed": [size, micro_batch_of(role, size)] for size in sizes}
-    more, label = {"train_samples": sizes[-1], "ways": ways}, f"{role}, epochs in turns"
-    return _measurement("epochs", profile, role, chosen, more, timed=True, label=label)
+    more, label = {"train_samples": sizes[-1], "ways": ways}, ", epochs in turns"
+    return _measurement("epochs", profile, role, chosen, label, **more)
 
 
 def file_epochs(profile: str, chosen: Chosen) -> list[Run]:
@@ -272,20 +269,14 @@ def file_epochs(profile: str, chosen: Chosen) -> list[Run]:
         for size in (2 * INITIAL[role], largest)
         for reading in READINGS
     }
-    more, label = {"ways": ways}, f"{role}, epochs from files"
-    options: dict[str, Any] = {"timed": True, "limited": False, "label": label}
-    run = _measurement("file_epochs", profile, role, chosen, more, **options)
+    label = ", epochs from files"
+    run = _measurement("file_epochs", profile, role, chosen, label, ways=ways)
     dataset = run.config["dataset"]
     run.config["augment"]["crop_size"] = dataset["image_size"]
     dataset["image_size"] = 48 if profile == "smoke" else SIDES[role]["high"]
     if dataset["name"] == "flowers5":
         dataset["per_class"] = 110  # as many as an epoch, decoded in seconds
     return [run]
-
-
-def overhead(profile: str, role: str, chosen: Chosen) -> Run:
-    """Return the step times with and without MBS at the initial size, taken in turns."""
-    return _measurement("overhead", profile, role, chosen, PAPER["table2"][role], timed=True)
 
 
 def sizes(profile: str, chosen: Chosen) -> list[Run]:
@@ -344,5 +335,5 @@ def paired_trainings(profile: str, chosen: Chosen) -> list[Run]:
 
 def timeline(profile: str, chosen: Chosen) -> list[Run]:
     """Return the traced mini-batch of Figure 2."""
-    more = {"mini_batch": 64, "micro_batch": 16}
-    return [_measurement("timeline", profile, "ResNet-50", chosen, more)]
+    run = _measurement("timeline", profile, "ResNet-50", chosen, mini_batch=64, micro_batch=16)
+    return [run]

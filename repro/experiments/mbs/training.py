@@ -14,25 +14,18 @@ from torch import Tensor, nn
 
 from repro import models
 from repro.datasets import Ahead, ImageData, Split, TensorLoader, channel_statistics
-from repro.experiments.captured import CapturedStep
+from repro.experiments.captured import CapturedStep, low_precision
 from repro.experiments.design import Outcome
 from repro.experiments.mbs.runs import AS_IN_PAPER
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryBudget, MemoryMeter, Timing, comparable_peaks
-from repro.training import (
-    Epoch,
-    Step,
-    evaluate_binary_segmentation,
-    evaluate_classifier,
-    fit,
-    plain_step,
-)
+from repro.training import Epoch, Step, evaluate_binary_segmentation, evaluate_classifier, fit
 
 Config = Mapping[str, Any]
 Batch = tuple[Tensor, Tensor]
 GROUPS = 4  # of channels in GroupNorm; the smallest networks have so many in their first layer
 _limits: dict[str, int] = {}
-_statistics: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
+_statistics: dict[str, dict[str, tuple[float, ...]]] = {}
 
 
 def bce_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
@@ -55,12 +48,11 @@ def bce_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """A configuration with its data, on a device; `classes` only where there is no data."""
+    """A configuration with its data, on a device."""
 
     config: Config
     data: ImageData
     device: str
-    classes: int | None = None
 
     @property
     def segments(self) -> bool:
@@ -75,13 +67,13 @@ class Task:
     @property
     def low(self) -> torch.dtype | None:
         """The type of forward passes under autocast, None for float32."""
-        name = self.config.get("autocast")
-        return getattr(torch, name) if name else None
+        return low_precision(self.config)
 
     def model(self) -> nn.Module:
         """Build the model with fresh weights, on the device."""
         options = dict(self.config["model"])
-        classes = 1 if self.segments else self.classes or self.data.num_classes
+        # Without data, where the memory of the published network is predicted, it names them.
+        classes = 1 if self.segments else self.config.get("classes") or self.data.num_classes
         model = models.build(options.pop("name"), num_classes=classes, **options).to(self.device)
         if self.config.get("channels_last"):
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -102,18 +94,18 @@ class Task:
         if targets is None:
             wanted, role = "masks" if self.segments else "labels", self.config["role"]
             raise ValueError(f"the dataset has no {wanted}, which {role} is trained on")
-        chosen = torch.arange(count or len(split)) % len(split)
-        if len(chosen) < len(split):
-            # Sets on disk are ordered by class: a smaller share is taken evenly.
-            chosen = torch.linspace(0, len(split) - 1, len(chosen)).round().long()
-        images = split.images[chosen]
-        return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images, targets[chosen]
+        count, some = count or len(split), Split(split.images, targets)
+        if count < len(split):
+            some = some.evenly(count)
+        else:
+            some = some.chosen(torch.arange(count) % len(split))
+        assert some.labels is not None
+        return some.images.expand(-1, 3, -1, -1), some.labels
 
     def loader(self, size: int, seed: int, count: int | None) -> TensorLoader:
         """Return the loader of augmented mini-batches, in host memory as in the paper."""
-        images = self.samples(self.data.train, count)
-        options = self._normalised() | self.config["augment"]
-        return TensorLoader(*images, size, seed=seed, device="cpu", **options)
+        options = {"seed": seed, "device": "cpu", **self._normalised(), **self.config["augment"]}
+        return TensorLoader(*self.samples(self.data.train, count), size, **options)
 
     def epoch_loader(self, seed: int) -> TensorLoader:
         """Return the loader of the configuration's mini-batches and samples."""
@@ -129,21 +121,18 @@ class Task:
         if key not in _statistics:
             # Where only memory and time count, some are enough, and all take half a minute.
             some = 256 if self.config.get("resolution") == AS_IN_PAPER else None
-            _statistics[key] = channel_statistics(self.samples(self.data.train, some)[0])
-        mean, std = _statistics[key]
-        return {"mean": mean, "std": std}
+            mean, std = channel_statistics(self.samples(self.data.train, some)[0])
+            _statistics[key] = {"mean": mean, "std": std}
+        return _statistics[key]
 
     def evaluation(self, model: nn.Module) -> Callable[[], dict[str, float]]:
         """Return a function that measures the model on the test split."""
-        count = self.config["test_samples"]
-        count = None if count is None else min(count, len(self.data.test))  # none counts twice
-        images, targets = self.samples(self.data.test, count)
+        every = len(self.data.test)
+        count = min(self.config["test_samples"] or every, every)  # none counts twice
         # Whole test images are larger than the crops trained on; the memory limit holds here too.
         size = 128 if self.low else 4 if self.segments and self.device != "cpu" else 16
-        size = min(size, len(images))
-        loader = TensorLoader(
-            images, targets, size, shuffle=False, device="cpu", **self._normalised()
-        )
+        options = {"shuffle": False, "device": "cpu", **self._normalised()}
+        loader = TensorLoader(*self.samples(self.data.test, count), min(size, count), **options)
         evaluate = evaluate_binary_segmentation if self.segments else evaluate_classifier
         kind, low = torch.device(self.device).type, self.low
 
@@ -154,15 +143,13 @@ class Task:
         return measure
 
     def streamer(
-        self, model: nn.Module, micro: int | str, normalization: str = "paper", **options: Any
+        self, model: nn.Module, micro: int, normalization: str = "paper", **options: Any
     ) -> MicroBatchStreamer:
         """Return a streamer of micro-batches."""
         # Dice is no mean over samples: only two passes weigh it exactly.
-        twice = normalization == "exact" and self.segments
-        return MicroBatchStreamer(
-            model, self.loss, micro, device=self.device, normalization=normalization,
-            two_pass=twice, **options,
-        )  # fmt: skip
+        options["two_pass"] = normalization == "exact" and self.segments
+        options |= {"device": self.device, "normalization": normalization}
+        return MicroBatchStreamer(model, self.loss, micro, **options)
 
     def step(
         self,
@@ -170,26 +157,24 @@ class Task:
         micro: int | None,
         optimizer: torch.optim.Optimizer | None = None,
         normalization: str = "paper",
-        check: str = "first",
+        **options: Any,
     ) -> Step:
         """Return a training step: streamed by Algorithm 1, or undivided where `micro` is None.
 
-        By a new optimizer, where none is given.
+        By a new optimizer, where none is given; with further options of the streamer.
         """
         updates = optimizer or self.optimizer(model)
-        if micro is None and self.low is not None:
-            return CapturedStep(model, self.loss, updates, self.low, captured=False)
         if micro is None:
-            return plain_step(model, self.loss, updates, self.device)
-        streamer = self.streamer(model, micro, normalization, autocast=self.low, check=check)
+            return CapturedStep(model, self.loss, updates, self.low, captured=False)
+        streamer = self.streamer(model, micro, normalization, autocast=self.low, **options)
+        summed = normalization == "none"  # all curves are of means
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             updates.zero_grad(set_to_none=True)
             result = streamer.backward(inputs, targets)
             updates.step()
-            # Without normalisation it is a sum: all curves are of means.
             loss: Tensor = result.loss
-            return loss / result.num_micro_batches if normalization == "none" else loss
+            return loss / result.num_micro_batches if summed else loss
 
         return step
 
@@ -232,11 +217,8 @@ class Task:
         self, loader: TensorLoader, model: nn.Module, step: Step, **options: Any
     ) -> list[Epoch]:
         """Train for the configuration's epochs, with an evaluation after each."""
-        evaluate, epochs = self.evaluation(model), self.config["epochs"]
-        ahead = Ahead(loader, self.device)
-        return fit(
-            model, step, ahead, epochs=epochs, device=self.device, evaluate=evaluate, **options
-        )
+        options |= {"epochs": self.config["epochs"], "evaluate": self.evaluation(model)}
+        return fit(model, step, Ahead(loader, self.device), device=self.device, **options)
 
 
 def _epoch_timing(history: Sequence[Epoch]) -> dict[str, Timing]:
@@ -255,24 +237,22 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     torch.manual_seed(seed)
     model = task.model()
     optimizer, loader = task.optimizer(model), task.epoch_loader(seed)
-    peak = None
+    watched = None
     if limit is not None and device == "cpu":
         probe = copy.deepcopy(model)
         batch = next(iter(loader))  # drawn outside the budget: it lies in host memory
         loader.set_epoch(0)
-        with MemoryBudget(limit, device, resident=probe) as budget:
+        with MemoryBudget(limit, device, resident=probe) as watched:
             task.two_steps(probe, batch, micro)
-        peak = budget.peak_reserved_bytes
     scheduler = None
     if config["optimizer"].get("schedule") == "linear":
         scheduler = torch.optim.lr_scheduler.LinearLR(
             optimizer, start_factor=1.0, end_factor=1e-3, total_iters=config["epochs"]
         )
-    with MemoryBudget(limit, device) if limit and device != "cpu" else nullcontext() as whole:
+    whole = MemoryBudget(limit, device) if limit and device != "cpu" else nullcontext(watched)
+    with whole as watched:
         step = task.step(model, micro, optimizer)
         history = task.history(loader, model, step, scheduler=scheduler)
-    if whole is not None:
-        peak = whole.peak_reserved_bytes
     losses = [epoch.train_loss for epoch in history]
     if not all(map(math.isfinite, losses)):
         raise FloatingPointError(f"training diverged: the losses of the epochs are {losses}")
@@ -287,6 +267,7 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
         "limit_simulated": limit is not None,
         "steps_per_epoch": len(loader),
     }
+    peak = watched.peak_reserved_bytes if watched else None
     return Outcome(metrics, _epoch_timing(history), peak)
 
 
@@ -298,7 +279,7 @@ def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outco
     torch.manual_seed(seed)
     task, way = Task(config, data, device), config["normalization"]
     model = task.model()
-    micro = None if way is None else config["micro_batch"]
+    micro = config["micro_batch"] if way else None
     step = task.step(model, micro, normalization=way or "paper", check="off")
     history = task.history(task.epoch_loader(seed), model, step)
     finite = [e.train_loss if math.isfinite(e.train_loss) else None for e in history]
@@ -326,7 +307,7 @@ def gradients(config: Config, seed: int, data: ImageData, device: str) -> Outcom
             inputs, targets = (part.to(device) for part in batch)
             task.loss(model(inputs), targets).backward()
         else:
-            task.streamer(model, micro, way, check="off").backward(*batch)
+            task.streamer(model, micro, normalization=way, check="off").backward(*batch)
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     for mini_batch, micro in config["divisions"]:

@@ -1,10 +1,9 @@
 """What streaming a mini-batch would need and take, from the measured models of memory and time."""
 
-import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from repro import plots
@@ -19,38 +18,27 @@ SIZES = tuple(2**k for k in range(11))  # mini-batches that the explorer offers
 LEAST_SHARE = 0.1  # of the limit, the smallest that the explorer offers
 
 
-class StreamingPlan(NamedTuple):
-    """A mini-batch undivided, and in `number` micro-batches of at most `size`; MiB, ms per sample.
+def plan_streaming(record: Record, limit_mib: float, mini_batches: Sequence[int]) -> pd.DataFrame:
+    """Plan mini-batches by a ``size`` record: M(B) = p + B a and t(B) = c + B d.
 
-    The time of what does not fit is NaN. Where not even one sample fits, `size` and `number` are 0
-    and `streamed_mib` is a sample's.
+    Returns:
+        For each mini-batch, undivided and in `number` micro-batches of at most `size`, MiB and
+        milliseconds a sample. The time of what does not fit is NaN. Where not even one sample fits,
+        `size` and `number` are 0 and `streamed_mib` is a sample's.
     """
-
-    size: int
-    number: int
-    undivided_mib: float
-    streamed_mib: float
-    undivided_ms: float
-    streamed_ms: float
-
-
-def plan_streaming(record: Record, limit_mib: float, mini_batch: int) -> StreamingPlan:
-    """Plan a mini-batch by a ``size`` record: M(B) = p + B a and t(B) = c + B d."""
     memory = LinearMemoryModel(record.metrics["fixed_bytes"], record.metrics["bytes_per_sample"])
     sizes = [int(size) for size in record.timings]
     medians = [float(np.median(timing["samples_s"])) for timing in record.timings.values()]
-    per_sample_s, per_step_s = (max(0.0, float(value)) for value in np.polyfit(sizes, medians, 1))
-    micro = min(mini_batch, memory.largest_batch(limit_mib * MIB))
-    count = math.ceil(mini_batch / micro) if micro else 0
-    each_ms = max(1e3 * (per_step_s * count / mini_batch + per_sample_s), 1e-6)
-    return StreamingPlan(
-        micro,
-        count,
-        undivided_mib=memory.predict(mini_batch) / MIB,
-        streamed_mib=memory.predict(max(1, micro)) / MIB,
-        undivided_ms=each_ms if count == 1 else math.nan,
-        streamed_ms=each_ms if count else math.nan,
-    )
+    per_sample_s, per_step_s = np.maximum(0.0, np.polyfit(sizes, medians, 1))
+    plan = pd.DataFrame(index=list(mini_batches))
+    plan["size"] = np.minimum(plan.index, memory.largest_batch(limit_mib * MIB))
+    plan["number"] = -(-plan.index // plan["size"].clip(1)) * (plan["size"] > 0)
+    plan["undivided_mib"] = [memory.predict(size) / MIB for size in plan.index]
+    plan["streamed_mib"] = [memory.predict(size) / MIB for size in plan["size"].clip(1)]
+    each_ms = 1e3 * (per_step_s * plan["number"] / plan.index + per_sample_s)
+    plan["streamed_ms"] = each_ms.clip(1e-6).where(plan["number"] > 0)
+    plan["undivided_ms"] = plan["streamed_ms"].where(plan["number"] == 1)
+    return plan
 
 
 def explorers(results: Callable[[str], Results]) -> list[Explorer]:
@@ -86,19 +74,17 @@ def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
     The axes are the record's alone, so that moving the limit or the mini-batch moves the lines.
     """
     sizes = sorted({*SIZES, mini_batch})
-    plans = [plan_streaming(record, limit_mib, size) for size in sizes]
-    memory = {WITHOUT: [p.undivided_mib for p in plans], WITH: [p.streamed_mib for p in plans]}
-    times = {WITHOUT: [p.undivided_ms for p in plans], WITH: [p.streamed_ms for p in plans]}
+    plans = plan_streaming(record, limit_mib, sizes)
+    memory = {WITHOUT: list(plans["undivided_mib"]), WITH: list(plans["streamed_mib"])}
+    times = {WITHOUT: list(plans["undivided_ms"]), WITH: list(plans["streamed_ms"])}
     least = min(memory[WITHOUT][0], LEAST_SHARE * default_limit_mib(record))
-    unlimited = 2 * memory[WITHOUT][-1]
-    slowest, fastest = (
-        plan_streaming(record, unlimited, size).undivided_ms for size in (sizes[0], sizes[-1])
-    )
-    extent = ((0.8 * least, 1.3 * memory[WITHOUT][-1]), (0.8 * fastest, 1.3 * slowest))
-    chosen = plans[sizes.index(mini_batch)]
-    summary = f"in {chosen.number} micro-batches of at most {chosen.size}"
-    if chosen.number < 2:
-        summary = "which fit undivided" if chosen.number else "of which not one fits"
+    most = memory[WITHOUT][-1]
+    unlimited = plan_streaming(record, 2 * most, sizes)["undivided_ms"]
+    extent = (0.8 * least, 1.3 * most), (0.8 * unlimited.iloc[-1], 1.3 * unlimited.iloc[0])
+    number, size = plans.loc[mini_batch, ["number", "size"]].astype(int)
+    summary = f"in {number} micro-batches of at most {size}"
+    if number < 2:
+        summary = "which fit undivided" if number else "of which not one fits"
     title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {summary}"
     figure = plots.streaming_plan(
         sizes, memory, times, limit_mib, mini_batch, styles(), extent, title

@@ -1,21 +1,20 @@
-"""Towards one accuracy: how much do the methods learn, alone and together? (Part 2)"""
+"""Towards one accuracy: how much do the methods learn, alone and together? (Part 2)
 
+And which of the five, and when: ``[[page]]`` of ``paper.toml`` with numbers of records. (Part 3)
+"""
+
+import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from repro.experiments.design import paper_toml
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, ratio
 from repro.experiments.query import Results
-from repro.experiments.together.runs import (
-    ALONE,
-    PACE,
-    STRATEGIES,
-    TOGETHER,
-    TRAIN,
-    artefact,
-    trainings,
-)
+from repro.experiments.together import limit, runs
+from repro.experiments.together.runs import STRATEGIES, TRAIN, artefact, trainings
 from repro.experiments.view import panel
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -41,6 +40,11 @@ class Tuned(NamedTuple):
     held_out: float
     choosing: list[Record]
     judging: list[Record]
+
+    @property
+    def shown(self) -> list[Record]:
+        """The records that are shown: of the seeds that judge, if there are any."""
+        return self.judging or self.choosing
 
 
 def tuned(results: Results, strategy: str) -> Tuned:
@@ -70,16 +74,13 @@ def tuned(results: Results, strategy: str) -> Tuned:
     return Tuned(rate, rate in (rates[0], rates[-1]), worth[rate], choosing, judging)
 
 
-def trained(results: Results, strategy: str) -> list[Record]:
-    """Return the records shown of a strategy: of the seeds that judge, if there are any.
-
-    Empty where its rate was not found.
-    """
-    try:
-        at_rate = tuned(results, strategy)
-    except NotRun:
-        return []
-    return at_rate.judging or at_rate.choosing
+def found(results: Results) -> dict[str, Tuned]:
+    """Return the strategies whose rate was found."""
+    at_rates = {}
+    for strategy in STRATEGIES:
+        with suppress(NotRun):
+            at_rates[strategy] = tuned(results, strategy)
+    return at_rates
 
 
 def cell(results: Results, strategy: str, name: str) -> BySeed:
@@ -99,27 +100,24 @@ def cell(results: Results, strategy: str, name: str) -> BySeed:
     return results.cell(at_rate.judging, lambda record: final(record, name))
 
 
-def seconds(results: Results, record: Record) -> float | None:
-    """Return the seconds of a training on this machine; None without its pace.
+def seconds(results: Results, record: Record) -> float:
+    """Return the seconds of a training on this machine; NaN without its pace.
 
     Images and passes that it made, by their resolution, at the measured pace: the trainings
     themselves may have shared the machine.
     """
-    paced = results.first(PACE)
-    pace = {fit["side"]: fit for fit in paced.metrics["fits"]} if paced else {}
-    work = record.metrics["work"][-1]
-    if any(side not in pace for side, _, _ in work):
-        return None
-    return sum(
-        images * pace[side]["image_s"] + passes * pace[side]["pass_s"]
-        for side, images, passes in work
-    )
+    fits = [fit for paced in results.ok(runs.PACE)[:1] for fit in paced.metrics["fits"]]
+    pace, total = {fit["side"]: (fit["image_s"], fit["pass_s"]) for fit in fits}, 0.0
+    for side, images, passes in record.metrics["work"][-1]:
+        image_s, pass_s = pace.get(side, (math.nan, math.nan))
+        total += images * image_s + passes * pass_s
+    return total
 
 
 def less(results: Results, ours: str, other: str) -> Estimate:
     """Return a strategy's final accuracy less another's, seed by seed; see `cell`."""
     first, second = cell(results, ours, "test"), cell(results, other, "test")
-    image = 100 / trained(results, ours)[0].config["test_samples"]
+    image = 100 / tuned(results, ours).judging[0].config["test_samples"]
     return difference(first, second, "points", resolution=image)
 
 
@@ -128,41 +126,33 @@ def over(results: Results, ours: str, other: str, name: str) -> Estimate:
     return ratio(cell(results, ours, name), cell(results, other, name))
 
 
-def told(compare: Callable[..., Estimate], *given: Any) -> str:
-    """Return a comparison in words; a dash where it cannot be made."""
+PARALLEL = "time on a parallel machine over fixed (SIMULATED)"
+
+
+def _over_fixed(compare: Callable[..., Estimate], results: Results, ours: str, *name: str) -> str:
     try:
-        return str(compare(*given))
+        return DASH if ours == "fixed" else str(compare(results, ours, "fixed", *name))
     except NotRun:
         return DASH
 
 
-PARALLEL = "time on a parallel machine over fixed (SIMULATED)"
-
-
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """A row for each strategy at its rate."""
-    rows = []
-    for strategy, label in STRATEGIES.items():
-        if not (records := trained(results, strategy)):
-            continue
-        at_rate, pair = tuned(results, strategy), (results, strategy, "fixed")
-        elapsed = [time for r in records if (time := seconds(results, r)) is not None]
+    for strategy, at_rate in found(results).items():
+        records, ours = at_rate.shown, (results, strategy)
+        elapsed = statistics.fmean(seconds(results, record) for record in records)
         untuned = ", at the edge of the grid: untuned" if at_rate.edge else ""
-        same = strategy == "fixed"
-        rows.append(
-            {
-                "strategy": label,
-                "rate found": f"{at_rate.rate:g}{untuned}",
-                "test accuracy (%)": Summary.of(final(r, "test") for r in records).text(),
-                "n": str(len(records)),
-                "less fixed (points)": DASH if same else told(less, *pair),
-                "updates": Summary.of(final(r, "updates") for r in records).text(0),
-                "updates over fixed": DASH if same else told(over, *pair, "updates"),
-                "seconds here": f"{statistics.fmean(elapsed):.1f}" if elapsed else DASH,
-                PARALLEL: DASH if same else told(over, *pair, "parallel"),
-            }
-        )
-    return rows
+        yield {
+            "strategy": STRATEGIES[strategy],
+            "rate found": f"{at_rate.rate:g}{untuned}",
+            "test accuracy (%)": Summary.of(final(r, "test") for r in records).text(),
+            "n": str(len(records)),
+            "less fixed (points)": _over_fixed(less, *ours),
+            "updates": Summary.of(final(r, "updates") for r in records).text(0),
+            "updates over fixed": _over_fixed(over, *ours, "updates"),
+            "seconds here": DASH if math.isnan(elapsed) else f"{elapsed:.1f}",
+            PARALLEL: _over_fixed(over, *ours, "parallel"),
+        }
 
 
 def figure(results: Results) -> "Figure":
@@ -172,18 +162,19 @@ def figure(results: Results) -> "Figure":
     from repro.plots import legend_below, new_axes, styles
 
     drawn, axes = new_axes(1, 2, 9.6, 4.4)
-    fixed = [final(record, "parallel") for record in trained(results, "fixed")]
-    costs = {"updates": 1.0, "parallel": statistics.fmean(fixed) if fixed else 1.0}
-    style_of = styles(STRATEGIES.values())
-    for strategy, label in STRATEGIES.items():
-        if not (records := trained(results, strategy)):
-            continue
-        look: dict[str, Any] = {**style_of[label], "ls": "", "ms": 7, "elinewidth": 1}
-        look["label"] = f"{label} (untuned)" if tuned(results, strategy).edge else label
-        look["mec"] = "black" if strategy in TOGETHER else None
-        ends = Summary.of(final(record, "test") for record in records)
+    at_rates, costs = found(results), {"updates": 1.0, "parallel": 1.0}
+    if "fixed" in at_rates:
+        fixed = at_rates["fixed"].shown
+        costs["parallel"] = statistics.fmean(final(record, "parallel") for record in fixed)
+    for strategy, at_rate in at_rates.items():
+        label = STRATEGIES[strategy]
+        look: dict[str, Any] = styles(STRATEGIES.values())[label]
+        look |= {"ls": "", "ms": 7, "elinewidth": 1}
+        look["label"] = f"{label} (untuned)" if at_rate.edge else label
+        look["mec"] = "black" if strategy in runs.TOGETHER else None
+        ends = Summary.of(final(record, "test") for record in at_rate.shown)
         for axis, (cost, unit) in zip(axes[0], costs.items(), strict=True):
-            spent = Summary.of(final(record, cost) / unit for record in records)
+            spent = Summary.of(final(record, cost) / unit for record in at_rate.shown)
             spreads = [one.std if one.n > 1 else None for one in (ends, spent)]
             axis.errorbar(spent.mean, ends.mean, *spreads, **look)
     first, second = axes[0]
@@ -240,13 +231,13 @@ def together_wins(results: Results) -> Cases:
 
     That one is the most accurate on held-out images, by the seeds that chose.
     """
-    best = max(("fixed", *ALONE), key=lambda name: tuned(results, name).held_out)
+    best = max(("fixed", *runs.ALONE), key=lambda name: tuned(results, name).held_out)
 
     def gain(name: str) -> Estimate:
-        gap = replace(less(results, name, best), candidates=len(TOGETHER))
+        gap = replace(less(results, name, best), candidates=len(runs.TOGETHER))
         return replace(gap, label=f"{STRATEGIES[name]} less {STRATEGIES[best]}")
 
-    return cases(TOGETHER, gain)
+    return cases(runs.TOGETHER, gain)
 
 
 def _claim(name: str, estimate: Callable[..., Estimate], *given: str) -> Callable[[Results], Cases]:
@@ -271,4 +262,57 @@ ACCURACY = artefact(
         "cycling_saves": _claim("time", over, "cyclic_theta", "theta", "parallel"),
         "together_wins": together_wins,
     },
+)
+
+
+# ---- Which, and when
+
+NOT_RUN = "not run yet"
+
+
+def _of_method(results: Results, mode: str) -> str:
+    """The speed kept at the largest mini-batch that each network trains."""
+    found = [limit.largest(tried) for tried in limit.measured(results, [mode]).values()]
+    if not (lasts := [last for last in found if last]):
+        return NOT_RUN
+    means = sorted((speed.mean, speed.shown(speed.mean)[1:]) for speed in map(limit.speed, lasts))
+    speeds, times = [text for _, text in means], sorted(last["multiple"] for last in lasts)
+    return f"{_span(speeds)} of undivided speed, at {_span(times)} times its largest batch"
+
+
+def _span(ordered: Sequence[object]) -> str:
+    return " to ".join(dict.fromkeys(str(end) for end in (ordered[0], ordered[-1])))
+
+
+def _of_strategy(results: Results, strategy: str) -> str:
+    """Accuracy and updates over the fixed small batch's."""
+    try:
+        points = less(results, strategy, "fixed")
+    except NotRun as missing:
+        return f"not compared: {missing}" if results.ok("train") else NOT_RUN
+    updates = over(results, strategy, "fixed", "updates")
+    share = f"{updates.shown(updates.mean)[1:]} of the updates of a fixed small batch"
+    return f"{points.shown(points.mean)} points for {share}"
+
+
+def page(results: Results) -> Iterator[dict[str, Any]]:
+    """The page: a row for each tool, with a number from the records that are there."""
+    for row in paper_toml("together")["page"]:
+        told_by = _of_method if row["number"] in runs.LABELS else _of_strategy
+        yield {
+            "tool": row["tool"],
+            "answers": row["answers"],
+            "take it where": row["take"],
+            "the wrong tool where": row["wrong"],
+            "what it gives and costs": told_by(results, row["number"]),
+        }
+
+
+DECISION = artefact(
+    "decision",
+    facts=lambda results: [*limit.facts(results), *facts(results)],
+    parts=("limit", "accuracy"),
+    # It computes nothing of its own.
+    plan=lambda profile, chosen: [*runs.under_limit(profile), *trainings(profile, chosen)],
+    rows=page,
 )

@@ -1,25 +1,22 @@
-"""Under one memory limit: which method trains, how fast, and with the same result? (Part 1)"""
+"""Under one memory limit: which method trains, how fast, and with the same result? (Part 1)
+
+And does `repro advise` predict it?
+"""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of, ratio
 from repro.experiments.query import Results
-from repro.experiments.together.runs import (
-    BATCHNORM,
-    LABELS,
-    LIMIT,
-    NETWORKS,
-    PROFILES,
-    RESNET,
-    TRANSFORMER,
-    artefact,
-    under_limit,
-)
+from repro.experiments.together import runs
+from repro.experiments.together.runs import BATCHNORM, LABELS, LIMIT, NETWORKS, TRANSFORMER
 from repro.experiments.view import panel
 from repro.report import DASH
 
@@ -41,14 +38,14 @@ def points(results: Results, network: str, mode: str) -> dict[int, Point]:
     if (record := results.first(LIMIT, network=network, mode=mode)) is None:
         return by_multiple
     for row in record.metrics["points"]:
-        multiple, slowdowns = row["multiple"], []
+        by_multiple[row["multiple"]] = {**row, "slowdowns": []}
         if row["fits"]:
             step, reference = (
-                record.timings[f"{name} ×{multiple}"]["samples_s"] for name in ("step", "reference")
+                np.array(record.timings[f"{name} ×{row['multiple']}"]["samples_s"])
+                for name in ("step", "reference")
             )
             share = record.config["fits"] / row["batch"]
-            slowdowns = [share * a / b for a, b in zip(step, reference, strict=True)]
-        by_multiple[multiple] = {**row, "slowdowns": slowdowns}
+            by_multiple[row["multiple"]]["slowdowns"] = (share * step / reference).tolist()
     return by_multiple
 
 
@@ -56,9 +53,8 @@ def speed(point: Point | None, label: str = "") -> Estimate:
     """Return the images a second of a point over those undivided; `NotRun` where none fits."""
     if point is None or not point["fits"]:
         raise NotRun("no records")
-    label = label and f"{label}, mini-batch {point['batch']}"
     found = mean_of([1 / slow for slow in point["slowdowns"]], log=True, trials="rounds")
-    return replace(found, label=label)
+    return replace(found, label=label and f"{label}, mini-batch {point['batch']}")
 
 
 def measured(
@@ -91,26 +87,32 @@ def facts(results: Results) -> Iterable[str]:
         yield f"{'SIMULATED limit, ' * _simulated(results)}SYNTHETIC data."
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def _told(point: Point | None) -> str:
+    """Return the speed kept; x: does not fit."""
+    if point is None or point["fits"] is None:
+        return DASH
+    return str(speed(point)) if point["fits"] else "x"
+
+
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """A row for each network and method, with the speed kept at each multiple; x: does not fit."""
-    rows = []
     for (network, mode), tried in measured(results).items():
-        row, last = {"network": network, "method": LABELS[mode]}, largest(tried)
-        for multiple in multiples(results):
-            point = tried.get(multiple, {"fits": None})
-            known = "x" if point["fits"] is False else DASH
-            told = str(speed(point)) if point["fits"] else known
-            row[f"images/s over undivided, ×{multiple}"] = told
-        micro = gradient = DASH
-        running = "no BatchNorm" if network == TRANSFORMER else DASH
-        if last is not None:
-            micro, gradient = str(last["micro"] or DASH), f"{last['gradient_error']:.1g}"
-            if last["batchnorm_error"] is not None:
-                running = f"{last['batchnorm_error']:.1g}"
-        row["micro-batch"], row["gradient, relative error"] = micro, gradient
-        row["BatchNorm's statistics, relative error"] = running
-        rows.append(row)
-    return rows
+        last = largest(tried) or {}
+        gradient, running = (last.get(f"{of}_error") for of in ("gradient", "batchnorm"))
+        unknown = "no BatchNorm" if network == TRANSFORMER else DASH
+        yield {
+            "network": network,
+            "method": LABELS[mode],
+            **{
+                f"images/s over undivided, ×{multiple}": _told(tried.get(multiple))
+                for multiple in multiples(results)
+            },
+            "micro-batch": str(last.get("micro") or DASH),
+            "gradient, relative error": DASH if gradient is None else f"{gradient:.1g}",
+            "BatchNorm's statistics, relative error": (
+                unknown if running is None else f"{running:.1g}"
+            ),
+        }
 
 
 def figure(results: Results) -> "Figure":
@@ -126,7 +128,7 @@ def figure(results: Results) -> "Figure":
     most = max((1 / s for s in slow), default=1)  # of all panels: they are compared at sight
     drawn, axes = new_axes(1, max(1, len(shown)), 2.3 * max(1, len(shown)) + 2.6, 5.0)
     names = [f"{multiple}× the largest that fits" for multiple in tried]
-    small = "" if PROFILES[results.profile].get("models") == "large" else "small "
+    small = "" if runs.PROFILES[results.profile].get("models") == "large" else "small "
     for axis, network in zip(axes[0], shown, strict=False):
         axis.axvline(1, color=PAPER, lw=1.2, ls="--", label="undivided, the largest that fits")
         for (number, multiple), (row, mode) in product(enumerate(tried), enumerate(modes)):
@@ -156,23 +158,16 @@ def figure(results: Results) -> "Figure":
 # ---- Largest batches
 
 
-def _worst(values: dict[str, float]) -> tuple[float, str]:
-    if not values:
-        raise NotRun("no records")
-    name = max(values, key=values.__getitem__)
-    return values[name], name
-
-
 def within(results: Results) -> tuple[bool, str]:
     """Whether peaks keep to the limit, as they are counted."""
-    shares = {
-        f"{r.config['network']}, {LABELS[r.config['mode']]}": r.peak_bytes
-        / r.metrics["limit_bytes"]
-        for r in results.ok(LIMIT)
-        if r.peak_bytes
-    }
-    share, name = _worst(shares)
-    return share <= 1, f"the most is {100 * share:.1f} % of it: {name}"
+    ran = [record for record in results.ok(LIMIT) if record.peak_bytes]
+    if not ran:
+        raise NotRun("no records")
+    shares = [(record.peak_bytes or 0) / record.metrics["limit_bytes"] for record in ran]
+    worst = int(np.argmax(shares))
+    network, mode = (ran[worst].config[name] for name in ("network", "mode"))
+    said = f"the most is {100 * shares[worst]:.1f} % of it: {network}, {LABELS[mode]}"
+    return shares[worst] <= 1, said
 
 
 def _named(modes: Sequence[str], networks: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -203,11 +198,6 @@ def _all_exact(found: Cases) -> tuple[bool, str]:
     return all(case.holds for case in exact.values()), text
 
 
-def dividing_always_fits(results: Results) -> tuple[bool, str]:
-    """Whether accumulation and MBS fit: a micro-batch takes the same memory in every mini-batch."""
-    return _all_exact(_reaches(results, SPLITS))
-
-
 # ---- The same mathematics
 
 
@@ -220,8 +210,11 @@ def same_gradient(
         for (network, mode), tried in measured(results, modes, networks).items()
         if (fitting := [point for point in tried.values() if point["fits"]])
     }
-    error, name = _worst(errors)
-    return error <= ROUNDING, f"farthest off of {len(errors)}: {name}, {error:.1g}"
+    if not errors:
+        raise NotRun("no records")
+    name = max(errors, key=errors.__getitem__)
+    said = f"farthest off of {len(errors)}: {name}, {errors[name]:.1g}"
+    return errors[name] <= ROUNDING, said
 
 
 def _both(results: Results, network: str, first: str, second: str) -> tuple[int, Point, Point]:
@@ -265,16 +258,6 @@ def larger_micro_batches(results: Results) -> Cases:
 # ---- How fast
 
 
-def streaming_keeps_speed(results: Results) -> Cases:
-    """Compare images a second with those undivided, at the largest mini-batch that fits."""
-    return cases(NETWORKS, lambda n: speed(largest(points(results, n, "mbs")), n))
-
-
-def recomputing_costs(results: Results) -> Cases:
-    """Compare images a second with those undivided, at the mini-batch that fits undivided."""
-    return cases(NETWORKS, lambda n: speed(points(results, n, "checkpointing").get(1)))
-
-
 def streaming_over_swapping(results: Results) -> Cases:
     """Compare the largest mini-batch that both train, each with its own reference."""
 
@@ -288,22 +271,23 @@ def streaming_over_swapping(results: Results) -> Cases:
 
 def swapped_time(results: Results) -> Estimate:
     """Return the time of an image by MBS inside out-of-core training over that undivided."""
-    kept = speed(largest(points(results, RESNET, "mbs_in_outofcore")))
+    kept = speed(largest(points(results, runs.RESNET, "mbs_in_outofcore")))
     return replace(kept, mean=-kept.mean)
 
 
-UNDER_LIMIT = artefact(
+UNDER_LIMIT = runs.artefact(
     "limit",
     facts=facts,
     checks={
         "within": within,
-        "dividing_always_fits": dividing_always_fits,
+        # A micro-batch takes the same memory in every mini-batch.
+        "dividing_always_fits": lambda results: _all_exact(_reaches(results, SPLITS)),
         # A mean is a mean of means; an undivided method has the same operations and numbers.
         "same_without_batchnorm": partial(same_gradient, modes=SPLITS, networks=[TRANSFORMER]),
         "same_undivided": partial(same_gradient, modes=WHOLE, networks=NETWORKS),
         "deferred_closer": deferred_closer,
     },
-    plan=lambda profile, chosen: under_limit(profile),
+    plan=lambda profile, chosen: runs.under_limit(profile),
     rows=table,
     draw=figure,
     claims={
@@ -313,8 +297,122 @@ UNDER_LIMIT = artefact(
             _reaches, modes=["checkpointing", "save_on_cpu"], to_the_end=False
         ),
         "larger_micro_batches": larger_micro_batches,
-        "streaming_keeps_speed": streaming_keeps_speed,
-        "recomputing_costs": recomputing_costs,
+        # Both in images a second over those undivided: at the largest mini-batch that fits, and at
+        # the one that fits undivided.
+        "streaming_keeps_speed": lambda results: cases(
+            NETWORKS, lambda n: speed(largest(points(results, n, "mbs")), n)
+        ),
+        "recomputing_costs": lambda results: cases(
+            NETWORKS, lambda n: speed(points(results, n, "checkpointing").get(1))
+        ),
         "streaming_over_swapping": streaming_over_swapping,
     },
+)
+
+
+# ---- Is it predicted?
+
+MOST_CELLS = 0.95  # the goal that was set for both questions
+WITHIN = 0.15  # of the time
+_COLUMNS = ("network", "mode", "right", "speed", "predicted", "time", "peak")
+
+
+def cells(results: Results) -> pd.DataFrame:
+    """Return every network, method and size that was both predicted and measured, one a row.
+
+    Returns:
+        Columns `network`, `mode`; `right`: whether it fits as predicted; `speed`, `predicted`:
+        images/s over undivided; `time`, `peak`: errors of an image's time and of peak memory, as
+        predicted over measured less 1. NaN where it does not fit.
+    """
+    rows = []
+    for network in NETWORKS:
+        record = results.first(runs.FORETELL, network=network)
+        for told in record.metrics["cells"] if record else ():
+            point = points(results, network, told["mode"]).get(told["multiple"])
+            if point is None or point["fits"] is None:
+                continue
+            kept = peak = math.nan
+            if point["fits"]:
+                kept = math.exp(speed(point).mean)
+                peak = (told.get("peak_bytes") or math.nan) / point["peak_bytes"]
+            slowdown, right = told["slowdown"] or math.nan, told["fits"] == point["fits"]
+            times = kept, 1 / slowdown, slowdown * kept - 1
+            rows.append((network, told["mode"], right, *times, peak - 1))
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def advice_table(results: Results) -> Iterator[dict[str, Any]]:
+    """A row for each network and method: how many cells are right, and how far off."""
+    for (network, mode), group in cells(results).groupby(["network", "mode"], sort=False):
+        yield {
+            "network": network,
+            "method": LABELS[mode],
+            "fits as predicted": f"{group['right'].sum()} of {len(group)}",
+            "peak, error (%)": _percent(group["peak"]),
+            "time of an image, error (%)": _percent(group["time"]),
+        }
+
+
+def _percent(shares: Iterable[float]) -> str:
+    return ", ".join(DASH if math.isnan(share) else f"{100 * share:+.1f}" for share in shares)
+
+
+def advice_figure(results: Results) -> "Figure":
+    """Draw the speed kept as predicted against as measured, and 15 % to either side."""
+    from matplotlib.ticker import NullLocator
+
+    from repro.plots import MARKERS, PALETTE, legend_below, new_axes
+
+    drawn, axes = new_axes(1, 1, 5.4, 5.0)
+    axis = axes[0, 0]
+    known = cells(results).dropna(subset="time")
+    for network, own in known.groupby("network", sort=False):
+        number = NETWORKS.index(str(network))
+        look: dict[str, Any] = {"color": PALETTE[number], "ms": 6, "alpha": 0.8, "label": network}
+        axis.plot(own["speed"], own["predicted"], MARKERS[number], **look)
+    if len(known):
+        ends = known[["speed", "predicted"]].to_numpy()
+        low, high = 0.8 * ends.min(), 1.25 * ends.max()
+        line = np.array([low, high])
+        axis.plot(line, line, color="#8d99ae", lw=1, label="as measured")
+        axis.fill_between(line, line / (1 + WITHIN), line / (1 - WITHIN), color="#8d99ae",
+                          alpha=0.2, lw=0, label=f"time within {100 * WITHIN:.0f} %")  # fmt: skip
+        axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+        ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 2, 4) if low <= tick <= high]
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+            side.set_minor_locator(NullLocator())
+    on_cpu = any(record.device["type"] == "cpu" for record in results.ok(runs.FORETELL))
+    axis.set(
+        xlabel="images/s over undivided, measured",
+        ylabel="images/s over undivided, predicted",
+        title="ours: small networks, SIMULATED limit" if on_cpu else "ours",
+    )
+    legend_below(drawn, 3)
+    return drawn
+
+
+def _share(held: pd.Series, name: str, more: str = "") -> Cases:
+    if held.empty:
+        raise NotRun("no records")
+    right = int(held.sum())
+    text = f"{name} {right} of {len(held)} cases{more}"
+    return {"": Exact(right >= MOST_CELLS * len(held), text)}
+
+
+def time(results: Results) -> Cases:
+    """Count the cases that fit, and those predicted to."""
+    errors = cells(results)["time"].dropna().abs()
+    half = f"; half of all within {100 * float(errors.median()):.0f} %"
+    return _share(errors <= WITHIN, f"within {100 * WITHIN:.0f} % in", half)
+
+
+ADVICE = runs.artefact(
+    "advice",
+    facts=facts,
+    plan=lambda profile, chosen: [*runs.under_limit(profile), *runs.predictions(profile)],
+    rows=advice_table,
+    draw=advice_figure,
+    claims={"fits": lambda results: _share(cells(results)["right"], "right in"), "time": time},
 )

@@ -3,7 +3,7 @@
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,9 +14,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from repro.advise import Workload, predict, probe
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.together import networks
-from repro.experiments.together.methods import SWAPS, Method, Refused, micro_batches
-from repro.experiments.together.networks import Config, Problem, build_problem
+from repro.experiments.together.methods import (
+    SWAPS,
+    Config,
+    Method,
+    Problem,
+    Refused,
+    build_model,
+    build_problem,
+    micro_batches,
+    recompute,
+)
 from repro.measure import (
     MemoryBudget,
     MemoryMeter,
@@ -104,35 +112,31 @@ def _within(
     config: Config, problem: Problem, micro: int | None, allowed: int, device: str
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
     method = Method(config, problem, micro, allowed, device)
-    if config["mode"] in SWAPS:
-        peak, timed = _swapping(config, method, allowed)
-    else:
-        with MemoryBudget(allowed, device, resident=method.model) as held:
-            for _ in range(STEPS):
-                method.step()
-        peak = held.peak_reserved_bytes
-        timed = _timed(config, method, _undivided(config, config["fits"], device).step)
-    host_bytes = method.block.statistics.host_bytes if method.block else method.host_bytes
-    errors = _errors(config, problem, micro, allowed, device)
-    return {"micro": micro, "peak_bytes": peak, "host_bytes": host_bytes} | errors, timed
-
-
-def _swapping(config: Config, method: Method, allowed: int) -> tuple[int, dict[str, Timing]]:
-    queued = accelerator.is_accelerator(method.device)
+    watched: Any = nullcontext()
+    if config["mode"] not in SWAPS:
+        watched = MemoryBudget(allowed, device, resident=method.model)
+    elif accelerator.is_accelerator(device):
+        watched = accelerator.limited(device, allowed)
     with method.within():
-        assert method.block is not None
-        with accelerator.limited(method.device, allowed) if queued else nullcontext():
-            for _ in range(SETTLING):
+        with watched:
+            for _ in range(SETTLING if method.block else STEPS):
                 method.step()
-        with _unseen():
-            reference = _undivided(config, config["fits"], method.device)
+        unseen = _unseen if method.block else nullcontext
+        with unseen():
+            reference = _undivided(config, config["fits"], device)
 
-        def unseen() -> None:
-            with _unseen():
+        def reference_step() -> None:
+            with unseen():
                 reference.step()
 
-        timed = _timed(config, method, unseen)
-        return method.block.statistics.peak_bytes, timed
+        reference_step()  # its optimizer makes its state
+        steps = {"step": method.step, "reference": reference_step}
+        turns = {"warmup": config["warmup"], "repeats": config["repeats"]}
+        timed = time_interleaved(steps, device=device, **turns)
+        held = method.block.statistics.peak_bytes if method.block else watched.peak_reserved_bytes
+    host_bytes = method.block.statistics.host_bytes if method.block else method.host_bytes
+    errors = _errors(config, problem, micro, allowed, device)
+    return {"micro": micro, "peak_bytes": held, "host_bytes": host_bytes} | errors, timed
 
 
 @contextmanager
@@ -140,12 +144,6 @@ def _unseen() -> Iterator[None]:
     """Compute outside of the block around, which sees every operation."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
-
-
-def _timed(config: Config, method: Method, reference: Callable[[], None]) -> dict[str, Timing]:
-    reference()  # its optimizer makes its state
-    steps, turns = {"step": method.step, "reference": reference}, config["repeats"]
-    return time_interleaved(steps, warmup=config["warmup"], repeats=turns, device=method.device)
 
 
 def _errors(
@@ -183,13 +181,7 @@ def _taken(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
-    """Return the norm of the difference over that of the expected; None for no tensors.
-
-    Raises:
-        ValueError: They are not as many, or of other shapes.
-    """
-    if [t.shape for t in actual] != [t.shape for t in expected]:
-        raise ValueError(f"{len(actual)} tensors for {len(expected)}, or of other shapes")
+    """Return the norm of the difference over that of the expected; None for no tensors."""
     if not expected:
         return None
     ours, theirs = (torch.cat([t.flatten().double() for t in own]) for own in (actual, expected))
@@ -212,10 +204,8 @@ def predict_limit(config: Config, seed: int, data: ImageData | None, device: str
         begun = time.perf_counter()
         problem = build_problem(config, fits)
         example = problem.inputs, problem.targets
-        model = networks.build_model(config, "cpu")
-        workload = Workload.of(
-            model, example=example, loss_fn=problem.loss, blocks=networks.recompute
-        )
+        model = build_model(config, "cpu")
+        workload = Workload.of(model, example=example, loss_fn=problem.loss, blocks=recompute)
         speed = probe(workload, device, fits, allowed, seconds=config["probe_s"])
 
         def predicted(mode: str, batch: int) -> Any:

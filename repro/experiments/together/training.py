@@ -1,7 +1,7 @@
 """Trainings towards one accuracy: every strategy on the same images, in as many samples."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,29 +12,9 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro import models
-from repro.adaptive import (
-    BatchController,
-    DivergedError,
-    FixedBatch,
-    LinearScaling,
-    NoiseScaleBatch,
-    ThetaController,
-    full_cost,
-    noise_scale,
-    set_lr,
-)
+from repro import adaptive, dualbatch, models
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics
-from repro.dualbatch import (
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    NonFiniteError,
-    Share,
-    Stage,
-    SubStage,
-    train_dual_batch,
-)
-from repro.experiments.captured import CapturedPasses
+from repro.experiments.captured import CapturedPasses, low_precision
 from repro.experiments.design import Outcome
 from repro.mbs import MicroBatchStreamer
 from repro.measure import TimeModel, time_interleaved
@@ -63,7 +43,7 @@ class Images:
         order = torch.randperm(count + held, generator=torch.Generator().manual_seed(0))
         some = data.train.evenly(count + held).chosen(order)
         test = data.test.evenly(min(config["test_samples"], len(data.test)))
-        (images, labels), self.test = (_coloured(split, device) for split in (some, test))
+        (images, labels), self.test = (_placed(split, device) for split in (some, test))
         self.train, self.held_out = (images[held:], labels[held:]), (images[:held], labels[:held])
         mean, std = channel_statistics(self.train[0])
         self._statistics: dict[str, Any] = {"mean": mean, "std": std}
@@ -74,7 +54,7 @@ class Images:
         """Return the augmented training images."""
         return TensorLoader(*self.train, batch, seed=seed, **self._options)
 
-    def share(self, share: Share) -> TensorLoader:
+    def share(self, share: dualbatch.Share) -> TensorLoader:
         """Return the augmented mini-batches of a worker's share, in its order."""
         chosen = share.indices.to(self.train[1].device)
         options = self._options | {"resolution": share.resolution, "seed": share.seed}
@@ -94,11 +74,10 @@ class Images:
         return accuracies
 
 
-def _coloured(split: Split, device: str) -> tuple[Tensor, Tensor]:
-    images, labels = split.images, split.labels
-    assert labels is not None
-    images = images.expand(-1, 3, -1, -1).contiguous() if images.shape[1] == 1 else images
-    return images.to(device), labels.to(device)
+def _placed(split: Split, device: str) -> tuple[Tensor, Tensor]:
+    assert split.labels is not None
+    images = split.images.expand(-1, 3, -1, -1).contiguous()
+    return images.to(device), split.labels.to(device)
 
 
 class Work:
@@ -165,7 +144,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     run = _dual if config["strategy"] in DUAL else _controlled
     try:
         run(config, seed, images, work, data.num_classes, device)
-    except (DivergedError, NonFiniteError):
+    except (adaptive.DivergedError, dualbatch.NonFiniteError):
         return Outcome(work.history | {"diverged": True})
     return Outcome(work.history | {"diverged": False})
 
@@ -175,13 +154,15 @@ def _model(config: Config, classes: int) -> nn.Module:
     return models.build(options.pop("name"), num_classes=classes, **options)
 
 
-def _placed(config: Config, classes: int, device: str) -> tuple[nn.Module, Callable[[float], Any]]:
-    """A model on a device, and a function that makes its optimizer for a rate."""
+def _built(
+    config: Config, classes: int, device: str, rate: float
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model on a device, and its optimizer."""
     model = _model(config, classes).to(device, memory_format=_layout(config)).train()  # type: ignore[call-overload]
     options: dict[str, Any] = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
     if config.get("captured"):  # in one launch a step: many small ones cost more
         options["fused"] = True
-    return model, lambda rate: torch.optim.SGD(model.parameters(), lr=rate, **options)
+    return model, torch.optim.SGD(model.parameters(), lr=rate, **options)
 
 
 def _layout(config: Config) -> torch.memory_format:
@@ -193,9 +174,8 @@ def passes_of(config: Config, model: nn.Module, loss_fn: Any, device: str) -> Pa
 
     Where steps are captured, a streamed one is not, unless it has a single micro-batch.
     """
-    low = getattr(torch, config["autocast"]) if config.get("autocast") else None
-    captured, last = config.get("captured", False), config.get("channels_last", False)
-    at_once = CapturedPasses(model, loss_fn, low, captured, last)
+    low, last = low_precision(config), config.get("channels_last", False)
+    at_once = CapturedPasses(model, loss_fn, low, config.get("captured", False), last)
     if config.get("strategy") not in STREAMED:
         return at_once
     memory = config["memory"]
@@ -211,24 +191,24 @@ def passes_of(config: Config, model: nn.Module, loss_fn: Any, device: str) -> Pa
 
 def _controller(
     config: Config, model: nn.Module, loader: TensorLoader, work: Work, seed: int
-) -> BatchController:
+) -> adaptive.BatchController:
     small, large, rate = config["small"], config["large"], config["rate"]
     decay: dict[str, Any] = {"decay": config["decay"], "decay_at": (config["decay_at"],)}
 
     def measure() -> float:  # a single estimate, followed at once, as the records were made
         for _ in range(NOISE_BATCHES):  # it has its price, and trains nothing
             work.count(small, loader.resolution[0], None, updates=False)
-        return float(noise_scale(model, loader, small, batches=NOISE_BATCHES, seed=seed))
+        return float(adaptive.noise_scale(model, loader, small, batches=NOISE_BATCHES, seed=seed))
 
     match config["strategy"]:
         case "fixed":
-            return FixedBatch(small, rate, **decay)
+            return adaptive.FixedBatch(small, rate, **decay)
         case "linear":
-            return LinearScaling(large, small, rate, warmup=config["warmup"], **decay)
+            return adaptive.LinearScaling(large, small, rate, warmup=config["warmup"], **decay)
         case "noise":
-            return NoiseScaleBatch(small, large, rate, measure, factors=math.inf, **decay)
+            return adaptive.NoiseScaleBatch(small, large, rate, measure, factors=math.inf, **decay)
         case _:
-            return ThetaController(small, large, rate, **decay)
+            return adaptive.ThetaController(small, large, rate, **decay)
 
 
 def _controlled(
@@ -236,13 +216,12 @@ def _controlled(
 ) -> None:
     """Train in one process, by a controller that sets batch and rate for each epoch."""
     torch.manual_seed(seed)
-    model, make_optimizer = _placed(config, classes, device)
-    optimizer = make_optimizer(config["rate"])
+    model, optimizer = _built(config, classes, device, config["rate"])
     loader = images.loader(config["small"], seed)
     controller = _controller(config, model, loader, work, seed)
     passes = passes_of(config, model, functional.cross_entropy, device)
     micro = config["memory"] if config["strategy"] in STREAMED else None
-    setting = controller.observe(full_cost(model, loader, AT_ONCE), model.parameters())
+    setting = controller.observe(adaptive.full_cost(model, loader, AT_ONCE), model.parameters())
     for number, entry in enumerate(_schedule(config)):
         side = entry.resolution or images.side
         loader.set_batch_size(setting.batch_size)
@@ -250,7 +229,7 @@ def _controlled(
         loader.set_epoch(number)
         total, steps = torch.zeros((), device=device), len(loader)
         for done, (inputs, targets) in enumerate(loader, 1):
-            set_lr(optimizer, setting.lr_at(done / steps))
+            adaptive.set_lr(optimizer, setting.lr_at(done / steps))
             optimizer.zero_grad(set_to_none=True)
             total += passes(inputs, targets) * len(targets)
             optimizer.step()
@@ -260,12 +239,14 @@ def _controlled(
         work.end_epoch(images.evaluate(model), work.parallel, batch)
 
 
-def _schedule(config: Config) -> CyclicProgressiveSchedule:
+def _schedule(config: Config) -> dualbatch.CyclicProgressiveSchedule:
     """The epochs' rates and resolutions; None is the images' own side."""
     sides = config["sides"] if config["strategy"] in CYCLED else [None]
     early, rate = config["decay_at"], config["rate"]
-    late = Stage(config["epochs"] - early, rate * config["decay"])
-    return CyclicProgressiveSchedule([Stage(early, rate), late], [SubStage(side) for side in sides])
+    late = dualbatch.Stage(config["epochs"] - early, rate * config["decay"])
+    return dualbatch.CyclicProgressiveSchedule(
+        [dualbatch.Stage(early, rate), late], [dualbatch.SubStage(side) for side in sides]
+    )
 
 
 def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, device: str) -> None:
@@ -276,9 +257,9 @@ def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, d
     schedule = _schedule(config)
     # An image of a large batch takes as long as at the size that fits, streamed or not.
     model, each = TimeModel(1.0, config["step_images"]), (workers // 2, workers - workers // 2)
-    plan = DualBatchPlan.solve(model, config["k"], *each, memory, config["train_samples"])
+    plan = dualbatch.DualBatchPlan.solve(model, config["k"], *each, memory, config["train_samples"])
 
-    def counted(share: Share) -> Iterator[tuple[Tensor, Tensor]]:
+    def counted(share: dualbatch.Share) -> Iterator[tuple[Tensor, Tensor]]:
         for inputs, targets in images.share(share):
             work.count(len(targets), share.resolution or images.side, micro, alone=True)
             yield inputs, targets
@@ -287,13 +268,7 @@ def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, d
         cost = work.cost_of(side or images.side)
         return StreamedTime(cost, config["step_images"], micro=micro or large)
 
-    evaluations: list[dict[str, float]] = []
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        evaluations.append(images.evaluate(model))
-        return evaluations[-1]
-
-    train_dual_batch(
+    dualbatch.train_dual_batch(
         partial(_model, config, classes),
         counted,
         replace(plan, large_batch=large),
@@ -304,8 +279,8 @@ def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, d
         optimizer_state="restarted",  # as its records were computed
         passes_fn=lambda model, loss_fn: passes_of(config, model, loss_fn, device),
         time_models={side: time_of(side) for side in {entry.resolution for entry in schedule}},
-        evaluate=evaluate,
-        on_epoch=lambda epoch: work.end_epoch(evaluations[-1], epoch.virtual_time_s, large),
+        evaluate=images.evaluate,
+        on_epoch=lambda epoch: work.end_epoch(epoch.metrics, epoch.virtual_time_s, large),
     )
 
 
@@ -318,25 +293,16 @@ def pace(config: Config, seed: int, data: None, device: str) -> Outcome:
         timings = time_interleaved(steps, warmup=warmup, repeats=repeats, device=device)
     fits = []
     for side in sides:
-        image_s, pass_s = line(sizes, [timings[f"{side}px, {size}"].median_s for size in sizes])
-        fits.append({"side": side, "image_s": image_s, "pass_s": pass_s})
+        seconds = [timings[f"{side}px, {size}"].median_s for size in sizes]
+        # Neither is below 0, though on small steps noise may outweigh the cost of images.
+        (image_s, pass_s), _ = nnls(np.vander(sizes, 2), np.asarray(seconds))
+        fits.append({"side": side, "image_s": float(image_s), "pass_s": float(pass_s)})
     return Outcome({"fits": fits}, timings)
-
-
-def line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """Seconds of an image and of a pass by least squares, neither below 0.
-
-    On small steps noise may outweigh the cost of images.
-    """
-    columns = np.column_stack([np.asarray(sizes, float), np.ones(len(sizes))])
-    (image_s, pass_s), _ = nnls(columns, np.asarray(seconds, float))
-    return float(image_s), float(pass_s)
 
 
 def _step(config: Config, side: int, batch: int, device: str) -> Callable[[], None]:
     torch.manual_seed(0)
-    model, make_optimizer = _placed(config, 10, device)
-    optimizer = make_optimizer(1e-3)
+    model, optimizer = _built(config, 10, device, 1e-3)
     passes = passes_of(config, model, functional.cross_entropy, device)
     inputs = torch.randn(batch, 3, side, side, device=device)
     targets = torch.randint(10, (batch,), device=device)
