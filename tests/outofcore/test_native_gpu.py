@@ -92,8 +92,12 @@ class TestDriver:
 
 
 class TestTorch:
-    def test_training_is_the_same_bit_for_bit(self, monkeypatch):
+    # Without swapping the batch size changes, and with it what chunks are put together.
+    @pytest.mark.parametrize("schedule", [None, "window", "paper"])
+    def test_training_is_the_same_bit_for_bit(self, monkeypatch, schedule):
         code = """
+            from contextlib import nullcontext
+            from repro.outofcore import OutOfCore
             {install}
             torch.manual_seed(0)
             torch.use_deterministic_algorithms(True)
@@ -103,13 +107,14 @@ class TestTorch:
                 torch.nn.Conv2d(16, 16, 3), torch.nn.Flatten(), torch.nn.Linear(16 * 28 * 28, 10),
             ).cuda()
             optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
-            for step in range(8):
-                x = torch.randn(16 + 8 * (step % 3), 3, 32, 32, device="cuda")
-                loss = net(x).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                print(loss.item().hex())
+            with {block}:
+                for step in range(20):
+                    x = torch.randn(16 + 8 * (step % {sizes}), 3, 32, 32, device="cuda")
+                    loss = net(x).square().mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    print(loss.item().hex())
             torch.cuda.empty_cache()
         """
         counted = """
@@ -118,41 +123,11 @@ class TestTorch:
             assert counters.reserved_bytes == counters.allocated_bytes > 0
         """
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        plain = run(code.format(install=""))
-        assert plain == run(code.format(install="installed = install(2 * MIB)") + counted)
-
-    @pytest.mark.parametrize("schedule", ["window", "paper"])
-    def test_swapping_through_chunks_keeps_every_value(self, monkeypatch, schedule):
-        code = """
-            from contextlib import nullcontext
-            from repro.models import resnet20
-            from repro.outofcore import OutOfCore
-            {install}
-            torch.backends.cudnn.deterministic = True
-            images, labels = torch.randn(64, 3, 32, 32).cuda(), torch.arange(64).cuda() % 10
-
-            def train(*options, n=5):
-                torch.manual_seed(0)
-                net = resnet20().cuda()
-                optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
-                with OutOfCore(*options) if options else nullcontext() as block:
-                    for _ in range(n):
-                        optimizer.zero_grad()
-                        loss = torch.nn.functional.cross_entropy(net(images), labels)
-                        loss.backward()
-                        optimizer.step()
-                        print(loss.item().hex())
-                return block
-
-            trace = train(1 << 40).trace
-            {train}
-        """
-        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        swapped = f"""train((3 * trace.smallest_budget + trace.peak_bytes) // 4, None, "cuda", None,
-                  (), None, (), (), "{schedule}", n=20)"""
-        plain = run(code.format(install="torch.manual_seed(1)", train="train(n=20)"))
-        seeded = "installed = install(2 * MIB); torch.manual_seed(1)"
-        assert plain == run(code.format(install=seeded, train=swapped))
+        given = {"block": "nullcontext()", "sizes": 1 if schedule else 3}
+        plain = run(code.format(install="", **given))
+        if schedule:
+            given["block"] = f"OutOfCore(7 * MIB // 2, None, 'cuda', schedule='{schedule}')"
+        assert plain == run(code.format(install="installed = install(2 * MIB)", **given) + counted)
 
     def test_out_of_memory_is_an_error_that_can_be_caught(self):
         run("""
