@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.dualbatch import cells, real_workers, runs
+from repro.experiments.dualbatch.cells import Line
 from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, PAPER, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
@@ -39,23 +40,22 @@ def table(results: Results, of: Callable[[Results], Groups], columns: str) -> li
 
 def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> "Figure":
     """Draw gains, and where they are `over` another training curves by epoch, by group."""
-    from repro.experiments.dualbatch import drawing
+    from repro.experiments.dualbatch.drawing import draw_trainings
 
-    groups = of(results)
-    drawn = {title: cells.gains(results, lines) for title, lines in groups.items()}
-    return drawing.draw_trainings(groups, drawn, over)
+    return draw_trainings(results, of(results), over)
 
 
 # Table 3: the factor by which a worker's update counts.
 
 
-def by_factor(results: Results) -> dict[str, cells.Lines]:
+def by_factor(results: Results) -> dict[str, dict[str, Line]]:
     """The trainings of Table 3 by mix and factor, compared with no factor."""
     groups = {}
     for paper in PAPER["table3"]:
         n = paper["n_small"]
         trained = {
-            name: (cells.section51(results, K[1], n, f), paper[f]) for f, name in FACTORS.items()
+            name: Line(cells.section51(results, K[1], n, f), paper[f])
+            for f, name in FACTORS.items()
         }
         groups[mix(n)] = cells.lines_over(trained, trained["none"])
     return groups
@@ -79,15 +79,15 @@ TABLE3 = cells.artefact(
 # Table 5: the number of small-batch workers.
 
 
-def by_mix(results: Results, k: float) -> cells.Lines:
+def by_mix(results: Results, k: float) -> dict[str, Line]:
     """The trainings at one k by mix, compared with large batches alone."""
     paper = {row["n_small"]: row for row in PAPER["table5"]["rows"] if row["k"] == k}
     paper[0] = PAPER["table5"]["baseline"]
-    trained = {mix(n): (cells.section51(results, k, n), paper[n]) for n in ALL}
+    trained = {mix(n): Line(cells.section51(results, k, n), paper[n]) for n in ALL}
     return cells.lines_over(trained, trained[mix(0)])
 
 
-def by_k(results: Results) -> dict[str, cells.Lines]:
+def by_k(results: Results) -> dict[str, dict[str, Line]]:
     """The trainings of Table 5 by k."""
     return {f"k = {k:g}": by_mix(results, k) for k in K}
 
@@ -104,17 +104,14 @@ def over_another(results: Results, mixes: Sequence[tuple[int, int]]) -> Cases:
 def over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
     """A number of small-batch workers over the best of the others: highest, or lowest if -1."""
     names = {f"k = {k:g}": k for k in K}
-    others = [n for n in ALL if n != wanted]
 
     def best(name: str) -> Estimate:
-        ours = cells.section51(results, names[name], wanted)
-        over = {
-            n: cells.change(results, ours, cells.section51(results, names[name], n), metric)
-            for n in others
-        }
-        closest = min(others, key=lambda n: sign * over[n].mean)
+        trained = {n: cells.section51(results, names[name], n) for n in ALL}
+        ours = trained.pop(wanted)
+        over = {n: cells.change(results, ours, base, metric) for n, base in trained.items()}
+        closest = min(over, key=lambda n: sign * over[n].mean)
         label = f"{name}, n_S = {wanted} over {closest}"
-        return replace(over[closest], candidates=len(others), label=label)
+        return replace(over[closest], candidates=len(over), label=label)
 
     return cases(names, best)
 
@@ -134,7 +131,7 @@ TABLE5 = cells.artefact(
 # Tables 8 and 10: the resolution cycled as well.
 
 
-def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, cells.Lines]:
+def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, dict[str, Line]]:
     """Both schemes by mix, compared with the paper's baseline: four large-batch workers."""
     table, setting, base = (
         ("table10", runs.SECTION_5_2_3, "hybrid")
@@ -143,7 +140,7 @@ def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, cells.Lines
     )
     trained = {
         scheme: {
-            mix(n): (results.ok("train", setting=setting, n_small=n, scheme=scheme), row)
+            mix(n): Line(results.ok("train", setting=setting, n_small=n, scheme=scheme), row)
             for n, row in enumerate(PAPER[table][key])
         }
         for scheme, key in runs.SCHEMES.items()
@@ -207,34 +204,28 @@ TABLE10 = cells.artefact(
 # The gains of dual batches in one table; and is it the mix that gains, or more updates?
 
 
-def gain_groups(results: Results) -> dict[str, cells.Lines]:
+def gain_groups(results: Results) -> dict[str, dict[str, Line]]:
     """The gains of Tables 5 and 8 over large batches alone."""
     groups = {f"{100 * (k - 1):.0f} % more time (Table 5)": by_mix(results, k) for k in K}
-    hybrid = dict(by_scheme(results)["hybrid"])
+    hybrid = by_scheme(results)["hybrid"]
     del hybrid[mix(0)]  # which has no small batches
     return groups | {"resolution cycled as well (Table 8)": hybrid}
 
 
-def update_groups(results: Results) -> dict[str, cells.Lines]:
+def update_groups(results: Results) -> dict[str, dict[str, Line]]:
     """The gains of mixes over as many updates; with momentum kept, over large batches."""
-    groups = {f"{k}, over 4 small": _over_small(lines) for k, lines in by_k(results).items()}
-    kept = {}
-    for n, (name, line) in enumerate(by_mix(results, K[1]).items()):
-        if again := results.ok("train", setting=runs.KEPT, n_small=n):
-            kept[name] = (again, line.paper)
+    groups = {}
+    for k, lines in by_k(results).items():
+        both = {mix(n): lines[mix(n)] for n in range(1, WORKERS)}  # batch sizes
+        groups[f"{k}, over 4 small"] = cells.lines_over(both, lines[mix(WORKERS)])
+    kept = {
+        name: Line(again, line.paper)
+        for n, (name, line) in enumerate(by_mix(results, K[1]).items())
+        if (again := results.ok("train", setting=runs.KEPT, n_small=n))
+    }
     if mix(0) in kept:
         groups["momentum kept, over large batches"] = cells.lines_over(kept, kept[mix(0)])
     return groups
-
-
-def _over_small(lines: cells.Lines) -> cells.Lines:
-    """The mixes of both batch sizes, compared with four small-batch workers."""
-    base, pure = lines[mix(WORKERS)], (mix(0), mix(WORKERS))
-    return {
-        name: cells.Line(line.records, line.paper, base.records, base.paper)
-        for name, line in lines.items()
-        if name not in pure
-    }
 
 
 GAINS, UPDATES = (

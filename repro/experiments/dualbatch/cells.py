@@ -17,17 +17,15 @@ from repro.records import Record
 from repro.report import DASH, Summary
 
 Records = Sequence[Record]
-Row = Mapping[str, float]  # the paper's loss and accuracy
-Gains = dict[str, tuple[Estimate | None, float]]  # by line: ours, None if not run; the paper's
+Gain = tuple[Estimate | None, float]  # in points: ours, None if not run, and the paper's
 
 
 class Line(NamedTuple):
-    """Trainings with the paper's row, and those that they are compared with, if any."""
+    """Trainings with the paper's loss and accuracy, and those that they are compared with."""
 
     records: Records
-    paper: Row
-    base: Records = ()
-    paper_base: Row | None = None
+    paper: Mapping[str, float]
+    base: "Line | None" = None
 
 
 Lines = Mapping[str, Line]
@@ -39,11 +37,10 @@ def section51(results: Results, k: float, n_small: int, factor: str = "linear") 
     return results.ok("train", setting=runs.SECTION_5_1, n_small=n_small, k=k, factor=factor)
 
 
-def lines_over(cells: Mapping[str, tuple[Records, Row]], base: tuple[Records, Row]) -> Lines:
-    """The lines of trainings, all compared with one of them or with another."""
+def lines_over(lines: Lines, base: Line) -> dict[str, Line]:
+    """The lines, all compared with one of them or with another."""
     return {
-        name: Line(*cell) if cell[1] is base[1] else Line(*cell, *base)
-        for name, cell in cells.items()
+        name: line if line is base else line._replace(base=base) for name, line in lines.items()
     }
 
 
@@ -82,20 +79,21 @@ def compared(results: Results, pairs: Mapping[str, tuple[Records, Records]]) -> 
 
 
 def over_base(results: Results, lines: Lines) -> Cases:
-    """By line, the accuracy over that of the trainings that it is compared with."""
-    return compared(results, {name: (line.records, line.base) for name, line in lines.items()})
+    """By line that is compared with another, the accuracy over that one's."""
+    pairs = {name: (line.records, line.base.records) for name, line in lines.items() if line.base}
+    return compared(results, pairs)
 
 
-def gains(results: Results, lines: Lines) -> Gains:
-    """The gain of every line that is compared with another, in points of accuracy."""
+def gains(results: Results, lines: Lines) -> dict[str, Gain]:
+    """The gain of accuracy of every line that is compared with another."""
     found = over_base(results, lines)
     return {
         name: (
             ours if isinstance(ours := found[name], Estimate) else None,
-            line.paper["accuracy"] - line.paper_base["accuracy"],
+            line.paper["accuracy"] - line.base.paper["accuracy"],
         )
         for name, line in lines.items()
-        if line.paper_base is not None
+        if line.base
     }
 
 

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from repro import plots
-from repro.experiments.dualbatch.cells import ROLE, Gains, Lines, whose
+from repro.experiments.dualbatch.cells import ROLE, Gain, Lines, gains, whose
 from repro.experiments.dualbatch.runs import FACTORS, HALF, WORKERS, mix
+from repro.experiments.query import Results
 from repro.report import Summary
 
 _UNUSED = "too light for a line"
@@ -35,14 +36,14 @@ def titled(axis: Axes, text: str, characters: int = 42) -> None:
     axis.set_title("\n".join(lines), fontsize=8)
 
 
-def draw_trainings(groups: Mapping[str, Lines], gains: Mapping[str, Gains], over: str) -> Figure:
+def draw_trainings(results: Results, groups: Mapping[str, Lines], over: str) -> Figure:
     """Draw gains, a column for each group; `over` another training with our curves by epoch."""
     figure, axes = plots.new_axes(3 if over else 1, max(1, len(groups)), 9.8, 7.4 if over else 3.9)
     ran = [record for lines in groups.values() for line in lines.values() for record in line[0]]
     paper = f"paper (hollow): {ROLE}, CIFAR-100"
     figure.suptitle(f"{paper}; {whose(ran)} (solid; bars: 95 % interval)", fontsize=9)
     for (above, *below), (title, lines) in zip(axes.T, groups.items(), strict=True):
-        draw_gains(above, gains[title])
+        _draw_gains(above, gains(results, lines))
         titled(above, f"paper and ours, {title}{f': gain over {over}' if over else ''}")
         for axis, metric in zip(below, ("accuracy", "test_loss"), strict=False):
             _draw_curves(axis, lines, metric)
@@ -54,7 +55,7 @@ def draw_trainings(groups: Mapping[str, Lines], gains: Mapping[str, Gains], over
     return figure
 
 
-def draw_gains(axis: Axes, gains: Gains) -> None:
+def _draw_gains(axis: Axes, gains: Mapping[str, Gain]) -> None:
     """Draw gains next to each other, the paper's hollow, ours on their 95 % intervals."""
     axis.axhline(0, color="#48536a", lw=1, label="_no gain")
     paper = [published for _, published in gains.values()]

@@ -1,7 +1,7 @@
 """Plans and schedules that are solved; times of steps, and memory, that are measured."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from repro.datasets import EpochTimes
-from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, EpochSetting, Stage, SubStage
+from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Stage, SubStage
 from repro.experiments.design import Outcome
 from repro.experiments.dualbatch.building import Config, build_model, step_of
 from repro.experiments.dualbatch.runs import PAPER, PARTS, STEPS_IN_A_ROW, WORKERS
@@ -31,22 +31,17 @@ def solve(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Solve Table 2 or 6, or lay out the schedule of Table 7 or 9."""
     table = config["table"]
     if table == "table2":
-        model = TimeModel(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
-        return Outcome({"rows": _table2_rows(model)})
-    if table == "table6":
+        rows = _table2_rows(TimeModel(PAPER["inferred"]["a"], PAPER["inferred"]["b"]))
+    elif table == "table6":
         rows = [
             plan_row(sub.plan, sub.resolution)
             for part in PARTS.values()
             for subs in zip(*(_sub_stages(part, n) for n in range(WORKERS + 1)), strict=True)
             for sub in subs
         ]
-        return Outcome({"rows": rows})
-    subs = _sub_stages("cifar" if table == "table7" else "imagenet", 1)
-    spans = _spans(PAPER[table]["stages"], {"dual-batch": subs[-1:], "hybrid": subs})
-    rows = [
-        {**row, "lr": at.lr, "small_batch": at.small_batch, "large_batch": at.large_batch}
-        for row, at in spans
-    ]
+    else:
+        subs = _sub_stages("cifar" if table == "table7" else "imagenet", 1)
+        rows = _spans(PAPER[table]["stages"], {"dual-batch": subs[-1:], "hybrid": subs})
     return Outcome({"rows": rows})
 
 
@@ -58,40 +53,41 @@ def schemes(config: Config, seed: int, data: None, device: str) -> Outcome:
         "cyclic progressive learning": _sub_stages("cifar", 0),
         "hybrid scheme": both,
     }
-    rows = [
-        {**row, "rate": at.lr, "batches": [n for n in (at.small_batch, at.large_batch) if n]}
-        for row, at in _spans(PAPER["table7"]["stages"][: config["stages"]], subs)
-    ]
+    rows = _spans(PAPER["table7"]["stages"][: config["stages"]], subs)
+    for row in rows:
+        row["rate"], *sizes = (row.pop(name) for name in ("lr", "small_batch", "large_batch"))
+        row["batches"] = [size for size in sizes if size]
     return Outcome({"rows": rows})
 
 
 def _sub_stages(part: str, n_small: int) -> list[SubStage]:
     """The plans of Table 6 at each resolution, with the dropout of Table 7 or 9."""
-    table = PAPER["table6"][part]
+    table, k, samples = PAPER["table6"][part], PAPER["table6"]["k"], PAPER[f"{part}_samples"]
     dropouts = PAPER["table7" if part == "cifar" else "table9"]["dropouts"]
     subs = []
     for side, large, dropout in zip(
         table["resolutions"], table["large_batches"], dropouts, strict=True
     ):
         model = TimeModel(1.0, PAPER["inferred"][f"ratio_{side}"])
-        samples = PAPER[f"{part}_samples"]
-        k, n_large = PAPER["table6"]["k"], WORKERS - n_small
-        plan = DualBatchPlan.solve(model, k, n_small, n_large, large, samples)
+        plan = DualBatchPlan.solve(model, k, n_small, WORKERS - n_small, large, samples)
         subs.append(SubStage(side, dropout, plan))
     return subs
 
 
 def _spans(
     stages: Sequence[Sequence[float]], schemes: Mapping[str, Sequence[SubStage]]
-) -> Iterator[tuple[dict[str, Any], EpochSetting]]:
-    """Yield each span of epochs that have the same settings, and those."""
+) -> list[dict[str, Any]]:
+    """The spans of epochs that have the same settings, and those."""
+    names = ("stage", "sub_stage", "resolution", "dropout", "lr", "small_batch", "large_batch")
+    rows = []
     for scheme, subs in schemes.items():
         schedule = CyclicProgressiveSchedule([Stage(int(n), rate) for n, rate in stages], subs)
         for _, span in itertools.groupby(schedule, lambda s: (s.stage, s.sub_stage)):
-            first, *others = span
-            names = ("stage", "sub_stage", "resolution", "dropout")
-            row = {"scheme": scheme} | {name: getattr(first, name) for name in names}
-            yield row | {"first": first.epoch, "last": [first, *others][-1].epoch}, first
+            epochs = list(span)
+            row = {name: getattr(epochs[0], name) for name in names}
+            row |= {"scheme": scheme, "first": epochs[0].epoch, "last": epochs[-1].epoch}
+            rows.append(row)
+    return rows
 
 
 def _table2_rows(model: TimeModel) -> list[dict[str, Any]]:
@@ -268,31 +264,20 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     )
 
 
-def _measured(config: Config, batch: int, device: str) -> MemoryMeter:
+def _measured(config: Config, batch: int, device: str, limit: int | None = None) -> MemoryMeter:
+    """Follow the memory of two steps: in the first one the optimizer makes its state."""
     model = build_model(config, config["classes"]).to(device).train()
     step = step_of(config, model, config["resolution"], batch, device)
-    with MemoryMeter(device, resident=model) as meter:
+    meter = MemoryBudget(limit, device, model) if limit else MemoryMeter(device, model)
+    with meter:
         step()
-        step()  # in the first one the optimizer makes its state
+        step()
     return meter
 
 
 def _fits(config: Config, batch: int, limit: int, device: str) -> bool:
-    def built(where: str) -> Any:
-        return build_model(config, config["classes"]).to(where).train()
-
     try:
-        if device == "cpu":
-            model = built(device)
-            step = step_of(config, model, config["resolution"], batch, device)
-            with MemoryBudget(limit, device, resident=model):
-                step()
-                step()
-        else:
-            with MemoryBudget(limit, device):
-                step = step_of(config, built(device), config["resolution"], batch, device)
-                step()
-                step()
+        _measured(config, batch, device, limit)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from repro.experiments.dualbatch import cells
@@ -91,7 +92,7 @@ def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> 
 
 def saving(results: Results, role: str) -> Cases:
     """The time of the hybrid scheme over dual-batch learning's, of all epochs of Table 7 or 9."""
-    return cases([role], lambda _: cycled(results, role))
+    return cases([role], partial(cycled, results))
 
 
 def cycled(results: Results, role: str) -> Estimate:
@@ -129,15 +130,16 @@ def _ratio_of(entry: Mapping[str, Any]) -> dict[str, str]:
 
 def own_plan_table(results: Results) -> list[dict[str, Any]]:
     """The trainings by the paper's and by our own a and b, and the epochs of real workers."""
-    base, paper = cells.section51(results, 1.0, 0), PAPER["table5"]
+    paper = PAPER["table5"]
+    base = cells.Line(cells.section51(results, 1.0, 0), paper["baseline"])
     (row_5,) = (row for row in paper["rows"] if (row["k"], row["n_small"]) == (K[1], HALF))
     ours, rows = _planned(results), []
     for plan, times, records in (
         ("trained, the paper's b / a", PAPER["inferred"], cells.section51(results, K[1], HALF)),
         ("trained, times measured here", ours[0].metrics if ours else {"a": None}, ours),
     ):
-        line = cells.Line(records, row_5, base, paper["baseline"])
-        rows.append({"plan": plan, **_ratio_of(times), "k": K[1], **cells.outcome(results, line)})
+        cell = cells.outcome(results, cells.Line(records, row_5, base))
+        rows.append({"plan": plan, **_ratio_of(times), "k": K[1], **cell})
     over = cases(PLANNED, lambda name: over_alone(results, PLANNED[name]))
     with suppress(NotRun):
         for kind in kinds_of(results, OWN):
@@ -170,9 +172,8 @@ def extra_time(results: Results) -> Cases:
     """The time of an epoch with both batch sizes over k times that of large ones alone."""
 
     def over_promised(name: str) -> Estimate:
-        over = over_alone(results, PLANNED[name])
-        promised = math.log(PLANNED[name])
-        return replace(over, mean=over.mean - promised, label=f"{name}, measured over promised")
+        over, label = over_alone(results, PLANNED[name]), f"{name}, measured over promised"
+        return replace(over, mean=over.mean - math.log(PLANNED[name]), label=label)
 
     return cases(PLANNED, over_promised)
 

@@ -31,14 +31,16 @@ def _timed(results: Results) -> list[Record]:
 
 
 def _steps(record: Record, side: int) -> Turns:
-    timings = {n: record.timings[f"{side}px, step of {n}"] for n in record.config["batch_sizes"]}
-    return {n: [s / STEPS_IN_A_ROW for s in t["samples_s"]] for n, t in timings.items()}
+    return {
+        n: np.divide(record.timings[f"{side}px, step of {n}"]["samples_s"], STEPS_IN_A_ROW).tolist()
+        for n in record.config["batch_sizes"]
+    }
 
 
 def _epochs(record: Record, side: int) -> Turns:
-    samples, sizes = record.config["samples"], record.config["batch_sizes"]
-    timed = {n: record.timings.get(f"{side}px, {n}, {samples}") for n in sizes}
-    return {n: timing["samples_s"] for n, timing in timed.items() if timing}
+    names = {n: f"{side}px, {n}, {record.config['samples']}" for n in record.config["batch_sizes"]}
+    timings = record.timings
+    return {n: timings[name]["samples_s"] for n, name in names.items() if name in timings}
 
 
 # Figures 3 and 4: a batch, an epoch.
@@ -103,7 +105,13 @@ def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _draw(lines: Sequence[Line], predicted: str, ylabel: str, width: float) -> "tuple[Figure, Any]":
+def _draw(
+    lines: Sequence[Line],
+    predicted: str,
+    ylabel: str,
+    width: float,
+    limits: Sequence[float] = (),
+) -> "Figure":
     """Draw measured points and lines against the batch size; the paper's hollow and dashed."""
     from repro.experiments.dualbatch import drawing
 
@@ -119,19 +127,19 @@ def _draw(lines: Sequence[Line], predicted: str, ylabel: str, width: float) -> "
         axis.plot(line.sizes, line.predicted, **fitted)
         drawing.titled(axis, line.title)
         axis.set(xlabel="batch size", xlim=(0, None), ylim=(0, None))
+    for axis, limit in zip(axes[0], limits, strict=False):
+        axis.axhline(limit, color="#b3261e", ls=":", label="ours: limit (SIMULATED)")
+        axis.set_ylim(top=1.12 * limit)
     axes[0, 0].set_ylabel(ylabel)
-    return figure, axes[0]
+    drawing.plots.legend_below(figure, 4)
+    return figure
 
 
 def draw_times(results: Results, epochs: bool) -> "Figure":
     """Draw the time of a batch, or of an epoch, against its size, ours and the authors'."""
-    from repro.plots import legend_below
-
     of, predicted = ("an epoch", "equation 2") if epochs else ("a batch", "fitted a x + b")
     lines = list(lines_of(results, epochs).values())
-    figure, _ = _draw(lines, predicted, f"time of {of} (s)", 2.4)
-    legend_below(figure, 4)
-    return figure
+    return _draw(lines, predicted, f"time of {of} (s)", 2.4)
 
 
 Trend = Callable[[Mapping[int, float]], float]
@@ -289,20 +297,17 @@ def shares_predicted(results: Results) -> Cases:
     """Each share's time over its prediction; of one process no spread of a share is known."""
     results.need("times", role=CIFAR)
     # By k, then by share: the processes that have it, and their ratios.
-    ratios: dict[str, dict[str, tuple[list[Record], list[float]]]] = {f"k = {k:g}": {} for k in K}
+    ratios: dict[str, dict[str, list[tuple[Record, float]]]] = {f"k = {k:g}": {} for k in K}
     for record in _timed(results):
         for row in _shares(record):
             k = f"k = {row['k']:g}"
             share = f"{k}, {row['kind']} batches, n_S = {row['n_small']}"
-            of, values = ratios[k].setdefault(share, ([], []))
-            of.append(record)
-            values.append(row["measured_s"] / _above_0(row["predicted_s"]))
+            ratio = row["measured_s"] / _above_0(row["predicted_s"])
+            ratios[k].setdefault(share, []).append((record, ratio))
 
     def errors(k: str) -> dict[str, Estimate]:
-        return {
-            share: mean_of(by_seed(results, *cell), log=True, digits=3)
-            for share, cell in ratios[k].items()
-        }
+        cells = {share: by_seed(results, *zip(*of, strict=True)) for share, of in ratios[k].items()}
+        return {share: mean_of(cell, log=True, digits=3) for share, cell in cells.items()}
 
     return _farthest(ratios, errors)
 
@@ -336,26 +341,18 @@ def memory_table(results: Results) -> list[dict[str, Any]]:
 
 def draw_memory(results: Results) -> "Figure":
     """Draw measured and predicted memory against the batch size, with the limit."""
-    from repro.plots import legend_below
-
-    records = [record for role in PARTS if (record := results.first("memory", role=role))]
-    lines = []
-    for record in records:
+    lines, limits = [], []
+    for record in results.ok("memory"):
         metrics, side = record.metrics, f"{record.config['resolution']} px"
-        beyond = dict(metrics["beyond"])
-        sizes = [*metrics["batch_sizes"], *beyond]
-        peaks = [peak / MIB for peak in (*metrics["peaks"], *beyond.values())]
-        fixed, each = (metrics[name] / MIB for name in ("fixed_bytes", "bytes_per_sample"))
+        measured = dict(zip(metrics["batch_sizes"], metrics["peaks"], strict=True))
+        measured |= dict(metrics["beyond"])
+        fit = {"a": metrics["bytes_per_sample"] / MIB, "b": metrics["fixed_bytes"] / MIB}
         title = f"in {record.config['role']}'s place\n{whose([record], side)}"
-        lines.append(Line(title, {}, sizes, peaks, [fixed + n * each for n in sizes]))
+        peaks = [peak / MIB for peak in measured.values()]
+        lines.append(Line(title, fit, [*measured], peaks, _on(fit, [*measured])))
+        limits.append(metrics["limit_bytes"] / MIB)
     fitted = "line fitted to the eight smallest"
-    figure, axes = _draw(lines, fitted, "peak memory (MiB)", 4.0)
-    for axis, record in zip(axes, records, strict=False):
-        limit = record.metrics["limit_bytes"] / MIB
-        axis.axhline(limit, color="#b3261e", ls=":", label="ours: limit (SIMULATED)")
-        axis.set_ylim(top=1.12 * limit)
-    legend_below(figure, 4)
-    return figure
+    return _draw(lines, fitted, "peak memory (MiB)", 4.0, limits)
 
 
 FIGURE13 = artefact("figure13", rows=memory_table, draw=draw_memory)

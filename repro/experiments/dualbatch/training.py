@@ -8,8 +8,15 @@ from typing import Any
 
 import torch
 
-from repro.datasets import ImageData, TensorLoader, dense
-from repro.dualbatch import DualBatchPlan, DualBatchResult, train_dual_batch
+from repro.datasets import ImageData
+from repro.dualbatch import (
+    CyclicProgressiveSchedule,
+    DualBatchPlan,
+    DualBatchResult,
+    Stage,
+    SubStage,
+    train_dual_batch,
+)
 from repro.dualbatch.checks import ClusterError
 from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
 from repro.experiments.dualbatch import building, minima
@@ -54,12 +61,17 @@ def _trained(
     """Train; the function trains the same again, locally and without tests."""
     assert data is not None
     images = TrainingData(config, data, device)
+    schedule = CyclicProgressiveSchedule(
+        [Stage(int(epochs), lr) for epochs, lr in config["stages"]],
+        [SubStage(e["resolution"], e["dropout"], plan_of(e["plan"])) for e in config["sub_stages"]],
+        warmup_epochs=config["warmup_epochs"],
+    )
     run = partial(
         train_dual_batch,
         partial(build_model, config, data.num_classes),
         images,
         plan_of(config["sub_stages"][-1]["plan"]),
-        building.schedule_of(config),
+        schedule,
         sync=config["sync"],
         staleness=config.get("staleness"),
         merge=config.get("merge"),
@@ -145,11 +157,6 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
 
 def _plain(images: TrainingData, of: minima.Batch, count: int) -> minima.Batch:
     """Some of the images, the same for every seed, as the model is tested on them."""
-    inputs, labels = of
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    chosen = order[:count].to(labels.device)
-    mean, std = images.statistics
-    (batch,) = TensorLoader(
-        dense(inputs[chosen]), labels[chosen], len(chosen), shuffle=False, mean=mean, std=std
-    )
+    order = torch.randperm(len(of[1]), generator=torch.Generator().manual_seed(0))
+    (batch,) = images.loader(*of, order[:count], count)
     return batch
