@@ -62,14 +62,6 @@ def _scaled(profile: str, batch: int) -> int:
     return max(2, round(batch * _scale(profile)["batches"]))
 
 
-def _plan(times: tuple[float, float], k: float, n_small: int, *sizes: int, rounding: str) -> Any:
-    """A plan to be solved: seconds a sample and a step, B_L and the samples of an epoch."""
-    workers = {"n_small": n_small, "n_large": WORKERS - n_small}
-    (a, b), (large, samples) = times, sizes
-    plan = {"a": a, "b": b, "k": k, **workers, "large_batch": large, "samples": samples}
-    return plan | {"rounding": rounding}
-
-
 def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict[str, Any]:
     """The configuration with other numbers of epochs at its rates; None changes nothing."""
     if epochs is None:
@@ -139,11 +131,16 @@ def section51(
 ) -> Run:
     """A training of section 5.1; the baseline, with warm-up, where n_small is 0."""
     scale, training, inferred = _scale(profile), PAPER["training"], PAPER["inferred"]
-    samples = _samples(profile, CIFAR, chosen[CIFAR], "train")
-    large = _scaled(profile, PAPER["table2"]["large_batch"])
-    rounding = "floor" if scale["batches"] == 1 else "nearest"
-    times = (inferred["a"], inferred["b"] * scale["batches"])
-    plan = _plan(times, k, n_small, large, samples, rounding=rounding)
+    plan = {
+        "a": inferred["a"],
+        "b": inferred["b"] * scale["batches"],
+        "k": k,
+        "n_small": n_small,
+        "n_large": WORKERS - n_small,
+        "large_batch": _scaled(profile, PAPER["table2"]["large_batch"]),
+        "samples": _samples(profile, CIFAR, chosen[CIFAR], "train"),
+        "rounding": "floor" if scale["batches"] == 1 else "nearest",
+    }
     share = sum(scale["stages"]) / sum(epochs for epochs, _ in training["stages"])
     config = {
         "setting": SECTION_5_1,
@@ -162,12 +159,12 @@ def section52(profile: str, chosen: Chosen, n_small: int, scheme: str, role: str
     """A training of section 5.2.2, or of 5.2.3 on ImageNet: ``dual-batch`` or ``hybrid``."""
     schedule, k = PAPER["table7" if role == CIFAR else "table9"], PAPER["table6"]["k"]
     samples = _samples(profile, role, chosen[role], "train")
+    shared = {"k": k, "n_small": n_small, "n_large": WORKERS - n_small, "samples": samples}
     sub_stages = []
     for stage in _scale(profile, role)["sub_stages"]:
-        times, large = (stage["a"], stage["b"]), stage["large_batch"]
-        plan = _plan(times, k, n_small, large, samples, rounding="nearest")
+        own = {name: stage[name] for name in ("a", "b", "large_batch")}
         setting = {name: stage[name] for name in ("resolution", "dropout")}
-        sub_stages.append(setting | {"plan": plan})
+        sub_stages.append(setting | {"plan": own | shared | {"rounding": "nearest"}})
     config = {
         "setting": SECTION_5_2 if role == CIFAR else SECTION_5_2_3,
         "scheme": scheme,
@@ -189,12 +186,6 @@ def _solved(table: str) -> list[Run]:
     return [Run("solve", {"table": table, "inferred": PAPER["inferred"]}, (0,), label=table)]
 
 
-def _table3(profile: str, chosen: Chosen) -> list[Run]:
-    """Trainings at the larger k by number of small-batch workers and factor."""
-    pairs = itertools.product(range(1, WORKERS), FACTORS)
-    return [section51(profile, chosen, K[1], n_small, factor) for n_small, factor in pairs]
-
-
 def table5(profile: str, chosen: Chosen) -> list[Run]:
     """The baseline and trainings by k and mix, some again with momentum kept."""
     runs = [section51(profile, chosen, 1.0, 0)]
@@ -214,14 +205,13 @@ def rates_of(profile: str, n_small: int) -> tuple[float, ...]:
 
 def _rates(profile: str, chosen: Chosen) -> list[Run]:
     """Trainings by rate at three mixes, with images held out."""
-    found = []
+    found, seeds = [], (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
     for n, rate in [(mix, rate) for mix in SEARCHED for rate in rates_of(profile, mix)]:
         config = _compared(profile, section51(profile, chosen, K[1], n))
         samples = config["sub_stages"][0]["plan"]["samples"]
         stages = [[epochs, lr * rate] for epochs, lr in config["stages"]]
         config |= {"setting": SEARCH, "rate": rate, "stages": stages, "held_out": True}
         config = _replanned(config, samples=samples - samples // HELD_OUT)
-        seeds = (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
         found.append(Run("train", config, seeds=seeds, label=f"{mix(n)}, rate ×{rate:g}"))
     return found
 
@@ -359,7 +349,9 @@ RUNS: dict[str, Callable[[str, Chosen], list[Run]]] = {
         Run("schemes", {"n_small": 1, "stages": PAPER["table1"]["stages"]}, (0,), "three schemes")
     ],
     "table2": lambda profile, chosen: [*_solved("table2"), *_published(chosen)],
-    "table3": _table3,
+    "table3": lambda profile, chosen: [
+        section51(profile, chosen, K[1], n, factor) for n in range(1, WORKERS) for factor in FACTORS
+    ],
     "table4": lambda profile, chosen: [step_times(profile)],
     "table5": table5,
     "table6": lambda profile, chosen: _solved("table6"),
