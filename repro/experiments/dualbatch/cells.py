@@ -46,14 +46,10 @@ def lines_over(lines: Lines, base: Line) -> dict[str, Line]:
 
 def final(results: Results, records: Records, metric: str) -> BySeed:
     """A metric after the last epoch, one value for each seed."""
-
-    def read(record: Record) -> float:
-        return float(record.metrics[metric][-1])
-
     # All seeds with momentum kept were planned before any was looked at.
-    if records and records[0].config.get("setting") == runs.KEPT:
-        return BySeed.of(records, read)
-    return results.cell(records, read)
+    kept = records and records[0].config.get("setting") == runs.KEPT
+    cell = BySeed.of if kept else results.cell
+    return cell(records, lambda record: float(record.metrics[metric][-1]))
 
 
 def by_seed(results: Results, records: Records, values: Iterable[float]) -> BySeed:

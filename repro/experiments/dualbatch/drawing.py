@@ -20,10 +20,9 @@ _SMALL_FIRST = (0, WORKERS, *range(WORKERS // 2, WORKERS), *range(1, WORKERS // 
 STYLES: dict[str, dict[str, Any]] = plots.styles(
     [FACTORS["none"], *map(mix, _SMALL_FIRST), FACTORS["linear"], _UNUSED, FACTORS["sqrt"]]
 )
-LARGE, SMALL = mix(0), mix(WORKERS)  # also of one worker with large, or small, batches
 STYLES |= {
-    "small batches": STYLES[SMALL],
-    "large batches": STYLES[LARGE],
+    "small batches": STYLES[mix(WORKERS)],
+    "large batches": STYLES[mix(0)],
     "dual batches": STYLES[mix(HALF)],
     "training loss": {"color": plots.INK, "marker": "o"},
     "test loss": {"color": plots.WITHOUT, "marker": "s"},
@@ -65,8 +64,7 @@ def _draw_gains(axis: Axes, gains: Mapping[str, Gain]) -> None:
             x, colour = position + 0.14, STYLES[line]["color"]
             axis.plot([x], [gain.mean], ms=9, mec="white", mew=0.8, label="_ours", **STYLES[line])
             axis.vlines(x, *gain.interval(), color=colour, lw=2)
-    names = [line.replace(", ", ",\n") for line in gains]
-    axis.set_xticks(range(len(gains)), names, fontsize=7)
+    axis.set_xticks(range(len(gains)), [line.replace(", ", ",\n") for line in gains], fontsize=7)
     axis.set_xlim(-0.5, len(gains) - 0.5)
     axis.margins(y=0.12)
     axis.grid(axis="x", visible=False)
@@ -79,11 +77,10 @@ def draw_means(
     figure, axes = plots.new_axes(1, len(panels), 9.6, 3.6)
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
         for line, values in lines.items():
-            cells = {x: Summary.of(cell) for x, cell in values.items() if len(cell)}
-            means = [cell.mean for cell in cells.values()]
-            bars = [np.nan_to_num(cell.std) for cell in cells.values()]
-            if cells:
-                axis.errorbar(list(cells), means, bars, lw=1.6, ms=5, label=line, **STYLES[line])
+            points = [(x, Summary.of(cell)) for x, cell in values.items() if len(cell)]
+            if points:
+                rows = [(x, cell.mean, np.nan_to_num(cell.std)) for x, cell in points]
+                axis.errorbar(*zip(*rows, strict=True), lw=1.6, ms=5, label=line, **STYLES[line])
         titled(axis, title, 60)
         axis.set_xlabel(xlabel)
     axes[0, 0].set_ylabel(ylabel)

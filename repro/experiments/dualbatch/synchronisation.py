@@ -7,6 +7,7 @@ the simulation train the same?
 import math
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,15 +116,16 @@ def figure2(results: Results) -> "Figure":
         title = f"{_name(sync)}: workers SIMULATED in turns; {cells.whose(records)}"
         drawing.titled(axis, title, 120)
         axis.set(xlabel="virtual time (s)", ylabel="worker")
-        for metrics in (record.metrics for record in records[:1]):
+        for record in records[:1]:
             # A share begins when the version that its worker pulled was made.
-            made = [0.0, *metrics["commit_s"]]
-            log = zip(metrics["worker"], metrics["pulled"], metrics["commit_s"], strict=True)
-            for worker, pulled, pushed in list(log)[: _DRAWN_EPOCHS * runs.WORKERS]:
-                of = drawing.SMALL if worker < runs.HALF else drawing.LARGE
+            columns = [record.metrics[name] for name in ("worker", "pulled", "commit_s")]
+            made = [0.0, *columns[-1]]
+            shares = zip(*columns, strict=True)
+            for worker, pulled, pushed in islice(shares, _DRAWN_EPOCHS * runs.WORKERS):
+                size = "small" if worker < runs.HALF else "large"
                 span, lane = (made[pulled], pushed - made[pulled]), (worker - 0.3, 0.6)
-                label = f"a share of a {of.split()[1]}-batch worker, from pull to push"
-                colour = drawing.STYLES[of]["color"]
+                label = f"a share of a {size}-batch worker, from pull to push"
+                colour = drawing.STYLES[f"{size} batches"]["color"]
                 axis.broken_barh([span], lane, color=colour, ec="white", label=label)
         axis.set_yticks(range(runs.WORKERS))
         axis.set_ylim(runs.WORKERS - 0.4, -0.6)
