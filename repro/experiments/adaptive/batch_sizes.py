@@ -58,11 +58,8 @@ def first_peaks(results: Results, records: Sequence[Record]) -> BySeed:
 
 def further(results: Results, task: str) -> dict[int, list[Record]]:
     """First epochs of further seeds that did not end before, by the paper's batch size."""
-    found: dict[int, list[Record]] = {}
-    for record in results.ok(FIRST_EPOCHS, task=task):
-        if record.metrics["completed"] == record.config["epochs"]:
-            found.setdefault(record.config["stands_for"], []).append(record)
-    return dict(sorted(found.items()))
+    begun = results.ok(FIRST_EPOCHS, task=task)
+    return read.by_papers_size(r for r in begun if r.metrics["completed"] == r.config["epochs"])
 
 
 # Tables and figures
@@ -73,17 +70,17 @@ def table(results: Results, tasks: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for task in tasks:
         paper = PAPER[task]
+        told = {paper[name]["batch"]: read.printed(paper[name]) for name in ("best", "linear")}
         peak = " to ".join(dict.fromkeys(map(str, paper.get("peak", ()))))
         peaks = (paper["theta"]["batch"], *paper.get("peak_of", ()))
         for size, records in read.by_size(results, task).items():
-            told = [paper[name] for name in ("best", "linear") if paper[name]["batch"] == size]
             metric = read.final(results, records, runs.METRIC[task])
             rows.append(
                 {
                     "task": task,
                     "B, paper": size,
                     "B": read.batch_of(records),
-                    "accuracy or PSNR, paper": read.printed(told[0]) if told else DASH,
+                    "accuracy or PSNR, paper": told.get(size, DASH),
                     "accuracy or PSNR": Summary.of(metric).text(),
                     "θ peaks in epoch, paper": peak if size in peaks else DASH,
                     "θ peaks in epoch": read.span(first_peaks(results, records)),
@@ -128,18 +125,13 @@ def over_best(results: Results, kept: bool) -> Cases:
     sizes = {f"B = {size}": size for size in every if (size <= paper["kept_up_to"]) == kept}
 
     def gap(name: str) -> Estimate:
-        pair = [trainings.get(size, []) for size in (sizes[name], _best(DIV2K))]
-        ours, best = (read.final(results, records, "psnr") for records in pair)
-        found = judge.difference(ours, best, read.UNIT[DIV2K])
-        return replace(found, label=f"B = {' over '.join(map(_sized, pair))}")
+        pair = {size: trainings.get(size, []) for size in (sizes[name], _best(DIV2K))}
+        found = read.over(results, DIV2K, *pair.values())
+        ours = {size: read.batch_of(records) for size, records in pair.items()}
+        sized = [f"{own}" if own == size else f"{own} (for {size})" for size, own in ours.items()]
+        return replace(found, label=f"B = {' over '.join(sized)}")
 
     return judge.cases(sizes, gap)
-
-
-def _sized(records: Sequence[Record]) -> str:
-    """A batch size, and the paper's where that is another."""
-    ours, paper = read.batch_of(records), records[0].config["stands_for"]
-    return f"{ours}" if ours == paper else f"{ours} (for {paper})"
 
 
 def slower(results: Results) -> Cases:
@@ -192,15 +184,12 @@ def sharpness(results: Results) -> Cases:
     """
     trainings = _trainings(results, CIFAR, 2)
 
-    def over(a: int, b: int, name: str, unit: str = "") -> Estimate:
-        first, second = (read.final(results, trainings[n], name) for n in (a, b))
-        return judge.difference(first, second, unit)
-
     def compared(a: int, b: int) -> Estimate:
-        theta = over(a, b, "theta")
+        first, second = (read.final(results, trainings[n], "theta") for n in (a, b))
+        theta = judge.difference(first, second)
         if theta.mean < 0:
-            a, b, theta = b, a, over(b, a, "theta")
-        accuracy = over(a, b, "accuracy", read.UNIT[CIFAR])
+            a, b, theta = b, a, replace(theta, mean=-theta.mean)
+        accuracy = read.over(results, CIFAR, trainings[a], trainings[b])
         if theta.interval()[0] > 0:
             return replace(accuracy, label=f"accuracy of B = {a}, where θ is higher, over {b}")
         label, note = f"accuracy of B = {a} over {b}", "seeds do not tell which θ is higher"
@@ -271,13 +260,9 @@ def interval(results: Results, tasks: Sequence[str]) -> Cases:
 
 def _peaks(tasks: Sequence[str]) -> dict[str, Callable[[Results], Cases]]:
     """The claims on θ's peak, of some tasks."""
-
-    def of_each(estimate: Callable[[Results, str], Estimate]) -> Callable[[Results], Cases]:
-        return lambda results: judge.cases(tasks, partial(estimate, results))
-
     return {
-        "later_peak": of_each(later_peak),
-        "rises_first": of_each(rises_first),
+        "later_peak": lambda results: judge.cases(tasks, partial(later_peak, results)),
+        "rises_first": lambda results: judge.cases(tasks, partial(rises_first, results)),
         "interval": partial(interval, tasks=tasks),
     }
 

@@ -57,9 +57,9 @@ def build_data(
     config: Config, data: datasets.ImageData, seed: int, device: str
 ) -> tuple[Loader, Evaluate]:
     """The loader of training images, on the device, and a function that measures a model."""
-    train = _some(data.train, config["train_samples"])
-    test = _some(data.val or data.test, config["test_samples"])
-    size = config["controller"]["batch"]
+    many, size, held = config["train_samples"], config["controller"]["batch"], data.val or data.test
+    train = data.train.evenly(min(many, len(data.train)))
+    test = held.evenly(min(config["test_samples"], len(held)))
     loader: Loader
     measure: Evaluate
     if config["task"] == "CIFAR":
@@ -70,11 +70,13 @@ def build_data(
         moved = {"seed": seed, "padding": config["padding"], "flip": config["flip"]}
         loader = datasets.TensorLoader(images, train.labels, size, **moved, **options)
         options |= {"shuffle": False}
-        held = datasets.TensorLoader(shown, test.labels, min(500, len(shown)), **options)
-        measure = partial(evaluate_classifier, batches=held, device=device)
+        batches = datasets.TensorLoader(shown, test.labels, min(500, len(shown)), **options)
+        measure = partial(evaluate_classifier, batches=batches, device=device)
     else:
-        many = config["train_samples"]
-        inputs, targets = (_as_many(images, many) for images in _pairs(config, train, 1))
+        # Each picture several times where they are fewer, for as many patches.
+        inputs, targets = (
+            images[torch.arange(many) % len(images)] for images in _pairs(config, train, 1)
+        )
         options = {"patch": config["patch"], "device": device}
         loader = datasets.PatchLoader(inputs, targets, size, seed=seed, augment=True, **options)
         # One crop of each image, as in the paper ("1-crop validation PSNR").
@@ -90,15 +92,6 @@ def build_data(
             return measure(model)
 
     return loader, evaluate
-
-
-def _some(split: datasets.Split, count: int) -> datasets.Split:
-    return split if count >= len(split) else split.evenly(count)
-
-
-def _as_many(images: Tensor, count: int) -> Tensor:
-    """So many pictures: each several times where they are fewer, for as many patches."""
-    return images[torch.arange(count) % len(images)] if count > len(images) else images
 
 
 def _three_channels(images: Tensor) -> Tensor:
@@ -123,11 +116,12 @@ def build_controller(
     if rule := options.pop("saturation", None):
         options["decay_at"] = adaptive.Saturation(**rule)
     kind, size = options.pop("kind"), options.pop("batch")
-    if kind == "fixed":
-        return adaptive.FixedBatch(size, options.pop("lr"), **options)
     if kind == "linear":
         return adaptive.LinearScaling(size, **options)
-    largest, lr = options.pop("max_batch"), options.pop("lr")
+    lr = options.pop("lr")
+    if kind == "fixed":
+        return adaptive.FixedBatch(size, lr, **options)
+    largest = options.pop("max_batch")
     if kind == "scheduled":
         return adaptive.ScheduledBatch(size, largest, lr, **options)
     if kind == "noise":

@@ -10,7 +10,7 @@ import numpy as np
 
 from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import PAPER, PROFILES, SIMILAR, TASKS
-from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, difference, ratio
+from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun, cases, ratio
 from repro.experiments.query import Results
 
 
@@ -72,11 +72,9 @@ def keeps_accuracy(results: Results) -> Cases:
     def compared(task: str) -> Estimate:
         read.has_learned(results, task)
         trainings = {read.batch_of(own): own for own in read.by_size(results, task).values()}
-        own, smallest = (trainings.get(size, []) for size in sizes[task])
-        ends, others = (read.final(results, part, runs.METRIC[task]) for part in (own, smallest))
-        gap = difference(ends, others, read.UNIT[task])
-        label = f"{task}: B = {read.batch_of(own)} over {read.batch_of(smallest)}"
-        return replace(gap, label=label)
+        own, smallest = sizes[task]
+        gap = read.over(results, task, trainings.get(own, []), trainings.get(smallest, []))
+        return replace(gap, label=f"{task}: B = {own} over {smallest}")
 
     return cases(larger, compared)
 
