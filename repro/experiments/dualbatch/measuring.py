@@ -1,7 +1,7 @@
 """Plans and schedules that are solved; times of steps, and memory, that are measured."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -106,8 +106,8 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
     sizes = config["batch_sizes"] if config["passes"] is True else config["passes"] or []
     fits, passes, timings = [], [], dict[str, Timing]()
     for side in config["resolutions"]:
-        runs = {f"{n}, {samples}": _pass(config, side, n, samples, device) for n in sizes}
-        fit, timed = fitted(config, side, runs, max(3, repeats // 2), device)
+        pairs = [(n, samples) for n in sizes]
+        fit, timed = fitted(config, side, pairs, max(3, repeats // 2), device)
         timings |= {f"{side}px, {name}": timing for name, timing in timed.items()}
         fits.append({"resolution": side, "a": fit.a, "b": fit.b, "seconds": list(fit.seconds)})
         passes.append([_predicted(fit, n, samples, timed) for n in sizes])
@@ -126,11 +126,11 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
 def fitted(
     config: Config,
     resolution: int,
-    others: dict[str, Callable[[], None]],
+    passes: Iterable[tuple[int, int]],
     repeats: int,
     device: str,
 ) -> tuple[TimeModel, dict[str, Timing]]:
-    """Fit the time model to steps, in turns with other runs; the timings are of both.
+    """Fit the time model to steps, in turns with passes of (batch, samples); all are timed.
 
     Where a busy machine makes smaller batches look slower, all is measured again, twice as often.
 
@@ -138,12 +138,12 @@ def fitted(
         ValueError: They still look slower in four times the repeats.
     """
     sizes = config["batch_sizes"]
-    steps = {
-        f"step of {n}": _pass(config, resolution, n, STEPS_IN_A_ROW * n, device) for n in sizes
-    }
+    runs = {f"step of {n}": (n, STEPS_IN_A_ROW * n) for n in sizes}
+    runs |= {f"{n}, {samples}": (n, samples) for n, samples in passes}
+    steps = {name: _pass(config, resolution, *run, device) for name, run in runs.items()}
     for turns in (repeats, 2 * repeats, 4 * repeats):
-        timed = time_interleaved(steps | others, warmup=1, repeats=turns, device=device)
-        seconds = [timed[name].median_s / STEPS_IN_A_ROW for name in steps]
+        timed = time_interleaved(steps, warmup=1, repeats=turns, device=device)
+        seconds = [timed[f"step of {n}"].median_s / STEPS_IN_A_ROW for n in sizes]
         with suppress(ValueError):
             return TimeModel.fit(sizes, seconds), timed
     return TimeModel.fit(sizes, seconds), timed
@@ -197,8 +197,7 @@ def _shares(config: Config, fit: Mapping[str, Any], device: str) -> list[dict[st
             for kind in dict.fromkeys(plan.kinds)
         ]
     pairs = dict.fromkeys((row["batch"], row["samples"]) for row in rows if "batch" in row)
-    runs = {f"{n}, {d}": _pass(config, side, n, d, device) for n, d in pairs}
-    again, timed = fitted(config, side, runs, config["repeats"], device)
+    again, timed = fitted(config, side, pairs, config["repeats"], device)
     for row in rows:
         if "batch" in row:
             row |= _predicted(again, row["batch"], row["samples"], timed)

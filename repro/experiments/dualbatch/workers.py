@@ -53,7 +53,7 @@ def planned_again(config: Config, metrics: Config) -> dict[str, Any]:
 def _line(config: Config, resolution: int, device: str) -> tuple[dict[str, Any], dict[str, Timing]]:
     """A and b of steps timed now, or the error why there is no line; and the timings."""
     try:
-        fit, timed = fitted(config, resolution, {}, config["repeats"], device)
+        fit, timed = fitted(config, resolution, (), config["repeats"], device)
     except ValueError as error:  # times of larger batches that are no longer
         return {"a": None, "b": None, "error": str(error)}, {}
     return {"a": fit.a, "b": fit.b, "error": None}, dict(timed)
