@@ -15,6 +15,7 @@ from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, d
 from repro.dualbatch import DualBatchPlan, Share
 from repro.dualbatch.shares import Batches, resized
 from repro.experiments.captured import CapturedPasses, CapturedStep, low_precision
+from repro.experiments.dualbatch.runs import WORKERS
 from repro.measure import TimeModel
 from repro.training import evaluate_classifier
 
@@ -123,22 +124,18 @@ def compute_of(config: Config) -> dict[str, Any]:
     low, last = low_precision(config), config["channels_last"]
     state = config.get("optimizer_state", "restarted")
     options = {"optimizer_state": state, "channels_last": last}
-    if not config.get("captured"):
-        return options | {"autocast": low}
-    return options | {"passes_fn": partial(CapturedPasses, autocast=low, channels_last=last)}
+    if config.get("captured"):
+        return options | {"passes_fn": partial(CapturedPasses, autocast=low, channels_last=last)}
+    return options | {"autocast": low}
 
 
 def clock_of(config: Config) -> dict[str, Any]:
     """How times vary on the virtual clock, on which ``straggler`` slows the last worker down."""
     if config.get("engine", "local") != "local":
         return {}
-    plan = config["sub_stages"][-1]["plan"]
     slow = config.get("straggler")
-    others = [1.0] * (plan["n_small"] + plan["n_large"] - 1)
-    return {
-        "jitter": config.get("jitter", 0.0),
-        "slowdowns": None if slow is None else [*others, slow],
-    }
+    slowdowns = None if slow is None else [*[1.0] * (WORKERS - 1), slow]
+    return {"jitter": config.get("jitter", 0.0), "slowdowns": slowdowns}
 
 
 def step_of(

@@ -8,30 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from repro import measure
 from repro.datasets import EpochTimes
 from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Stage, SubStage
 from repro.experiments.design import Outcome
 from repro.experiments.dualbatch.building import Config, build_model, step_of
 from repro.experiments.dualbatch.runs import PAPER, PARTS, STEPS_IN_A_ROW, WORKERS
 from repro.experiments.dualbatch.training import plan_row
-from repro.measure import (
-    MemoryBudget,
-    MemoryMeter,
-    MemoryModel,
-    TimeModel,
-    Timing,
-    comparable_peaks,
-    is_out_of_memory,
-    largest_batch,
-    time_interleaved,
-)
 
 
 def solve(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Solve Table 2 or 6, or lay out the schedule of Table 7 or 9."""
     table = config["table"]
     if table == "table2":
-        rows = _table2_rows(TimeModel(PAPER["inferred"]["a"], PAPER["inferred"]["b"]))
+        rows = _table2_rows(measure.TimeModel(PAPER["inferred"]["a"], PAPER["inferred"]["b"]))
     elif table == "table6":
         rows = [
             plan_row(sub.plan, sub.resolution)
@@ -68,7 +58,7 @@ def _sub_stages(part: str, n_small: int) -> list[SubStage]:
     for side, large, dropout in zip(
         table["resolutions"], table["large_batches"], dropouts, strict=True
     ):
-        model = TimeModel(1.0, PAPER["inferred"][f"ratio_{side}"])
+        model = measure.TimeModel(1.0, PAPER["inferred"][f"ratio_{side}"])
         plan = DualBatchPlan.solve(model, k, n_small, WORKERS - n_small, large, samples)
         subs.append(SubStage(side, dropout, plan))
     return subs
@@ -90,7 +80,7 @@ def _spans(
     return rows
 
 
-def _table2_rows(model: TimeModel) -> list[dict[str, Any]]:
+def _table2_rows(model: measure.TimeModel) -> list[dict[str, Any]]:
     large, samples = PAPER["table2"]["large_batch"], PAPER["cifar_samples"]
     pairs = [(row["k"], row["n_small"]) for row in PAPER["table2"]["rows"]]
     plans = [
@@ -104,7 +94,7 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
     torch.manual_seed(seed)
     repeats, samples = config["repeats"], config["samples"]
     sizes = config["batch_sizes"] if config["passes"] is True else config["passes"] or []
-    fits, passes, timings = [], [], dict[str, Timing]()
+    fits, passes, timings = [], [], dict[str, measure.Timing]()
     for side in config["resolutions"]:
         pairs = [(n, samples) for n in sizes]
         fit, timed = fitted(config, side, pairs, max(3, repeats // 2), device)
@@ -115,7 +105,7 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
         str(side): _pass(config, side, batch, samples, device)
         for side, batch in zip(config["resolutions"], config["large_batches"], strict=True)
     }
-    timed = time_interleaved(epochs, warmup=1, repeats=repeats, device=device)
+    timed = measure.time_interleaved(epochs, warmup=1, repeats=repeats, device=device)
     timings |= {f"epoch at {side}px": timing for side, timing in timed.items()}
     epoch_s = {side: timing.median_s for side, timing in timed.items()}
     shares = _shares(config, fits[-1], device) if "plan_k" in config else []
@@ -129,7 +119,7 @@ def fitted(
     passes: Iterable[tuple[int, int]],
     repeats: int,
     device: str,
-) -> tuple[TimeModel, dict[str, Timing]]:
+) -> tuple[measure.TimeModel, dict[str, measure.Timing]]:
     """Fit the time model to steps, in turns with passes of (batch, samples); all are timed.
 
     Where a busy machine makes smaller batches look slower, all is measured again, twice as often.
@@ -142,15 +132,15 @@ def fitted(
     runs |= {f"{n}, {samples}": (n, samples) for n, samples in passes}
     steps = {name: _pass(config, resolution, *run, device) for name, run in runs.items()}
     for turns in (repeats, 2 * repeats, 4 * repeats):
-        timed = time_interleaved(steps, warmup=1, repeats=turns, device=device)
+        timed = measure.time_interleaved(steps, warmup=1, repeats=turns, device=device)
         seconds = [timed[f"step of {n}"].median_s / STEPS_IN_A_ROW for n in sizes]
         with suppress(ValueError):
-            return TimeModel.fit(sizes, seconds), timed
-    return TimeModel.fit(sizes, seconds), timed
+            return measure.TimeModel.fit(sizes, seconds), timed
+    return measure.TimeModel.fit(sizes, seconds), timed
 
 
 def _predicted(
-    fit: TimeModel, batch: int, samples: int, timed: Mapping[str, Timing]
+    fit: measure.TimeModel, batch: int, samples: int, timed: Mapping[str, measure.Timing]
 ) -> dict[str, Any]:
     """The measured time of a pass, and the time model's."""
     return {
@@ -182,7 +172,7 @@ def _pass(
 
 def _shares(config: Config, fit: Mapping[str, Any], device: str) -> list[dict[str, Any]]:
     """Time the shares of plans solved with the fitted model, as Table 4 does."""
-    model, side = TimeModel(fit["a"], fit["b"]), fit["resolution"]
+    model, side = measure.TimeModel(fit["a"], fit["b"]), fit["resolution"]
     large, samples = config["plan_large_batch"], config["samples"]
     rows: list[dict[str, Any]] = []
     for k, n_small in itertools.product(config["plan_k"], range(1, WORKERS + 1)):
@@ -213,7 +203,7 @@ def published(config: Config, seed: int, data: EpochTimes | None, device: str) -
     for framework, seconds in data.seconds.items():
         sizes = np.arange(1, len(seconds) + 1)
         per_batch = seconds / np.ceil(data.samples / sizes)
-        fit = TimeModel.fit(sizes.tolist(), per_batch.tolist())
+        fit = measure.TimeModel.fit(sizes.tolist(), per_batch.tolist())
         predicted = np.array([fit.epoch_time(int(n), data.samples) for n in sizes])
         errors = seconds / predicted - 1
         worst = int(np.abs(errors).argmax())
@@ -226,7 +216,7 @@ def published(config: Config, seed: int, data: EpochTimes | None, device: str) -
             "largest_at": worst + 1,
             "share_beyond": float((np.abs(errors) > allowed).mean()),
             "r_squared": float(np.corrcoef(sizes, per_batch)[0, 1] ** 2),
-            "table2": [row["small_batch"] for row in _table2_rows(TimeModel(fit.a, fit.b))],
+            "table2": [row["small_batch"] for row in _table2_rows(measure.TimeModel(fit.a, fit.b))],
             "median_error": float(np.median(np.abs(errors))),
             "batches": shown,
             "per_batch_s": [float(per_batch[n - 1]) for n in shown],
@@ -240,11 +230,11 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Fit the memory model and find the largest batch under a limit (Figure 13)."""
     torch.manual_seed(seed)
     sizes = config["batch_sizes"]
-    peaks = comparable_peaks([_measured(config, n, device) for n in sizes])
-    fit = MemoryModel.fit(sizes, peaks)
+    peaks = measure.comparable_peaks([_measured(config, n, device) for n in sizes])
+    fit = measure.MemoryModel.fit(sizes, peaks)
     limit = config["limit_bytes"] or int(config["limit_over_largest_probe"] * peaks[-1])
     predicted = fit.max_batch(limit)
-    measured = largest_batch(
+    measured = measure.largest_batch(
         lambda n: _fits(config, n, limit, device), guess=predicted, growth=1.125, within=100
     )
     beyond = [n for n in (predicted // 2, min(predicted, measured)) if n > sizes[-1]]
@@ -263,11 +253,15 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     )
 
 
-def _measured(config: Config, batch: int, device: str, limit: int | None = None) -> MemoryMeter:
+def _measured(
+    config: Config, batch: int, device: str, limit: int | None = None
+) -> measure.MemoryMeter:
     """Follow the memory of two steps: in the first one the optimizer makes its state."""
     model = build_model(config, config["classes"]).to(device).train()
     step = step_of(config, model, config["resolution"], batch, device)
-    meter = MemoryBudget(limit, device, model) if limit else MemoryMeter(device, model)
+    meter = (
+        measure.MemoryBudget(limit, device, model) if limit else measure.MemoryMeter(device, model)
+    )
     with meter:
         step()
         step()
@@ -278,7 +272,7 @@ def _fits(config: Config, batch: int, limit: int, device: str) -> bool:
     try:
         _measured(config, batch, device, limit)
     except Exception as error:
-        if not is_out_of_memory(error):
+        if not measure.is_out_of_memory(error):
             raise
         return False
     return True

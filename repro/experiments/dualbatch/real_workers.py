@@ -12,18 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from repro.experiments import judge
 from repro.experiments.dualbatch import cells
 from repro.experiments.dualbatch.runs import CIFAR, HALF, OWN, PAPER, K
-from repro.experiments.judge import (
-    BySeed,
-    Cases,
-    Cell,
-    Estimate,
-    NotRun,
-    cases,
-    paired_ratio,
-    ratio,
-)
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import Summary
@@ -79,12 +71,12 @@ def rounds(results: Results) -> dict[str, list[float]]:
 
 
 def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> Estimate:
-    """The ratio of real workers' times, process by process, or round by round of one."""
+    """The judge.ratio of real workers' times, process by process, or round by round of one."""
     records = results.ok("wall")
     ours, theirs = (cells.by_process(results, records, values) for values in (first, second))
     if isinstance(ours, BySeed):
-        return ratio(ours, theirs, digits, trials="processes")
-    return paired_ratio(ours, theirs, digits)
+        return judge.ratio(ours, theirs, digits, trials="processes")
+    return judge.paired_ratio(ours, theirs, digits)
 
 
 # Tables 8 and 10: what cycling the resolution saves.

@@ -121,8 +121,9 @@ def _training(
         "sync": "asp",
         "engine": "local",
         "stages": stages,
-        **{key: scale[key] for key in ("watched_samples",) if key in scale},
     }
+    if "watched_samples" in scale:
+        made["watched_samples"] = scale["watched_samples"]
     return _with_epochs(made, scale["stages"]) | config
 
 
@@ -206,13 +207,14 @@ def rates_of(profile: str, n_small: int) -> tuple[float, ...]:
 def _rates(profile: str, chosen: Chosen) -> list[Run]:
     """Trainings by rate at three mixes, with images held out."""
     found, seeds = [], (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
-    for n, rate in [(mix, rate) for mix in SEARCHED for rate in rates_of(profile, mix)]:
+    for n in SEARCHED:
         config = _compared(profile, section51(profile, chosen, K[1], n))
         samples = config["sub_stages"][0]["plan"]["samples"]
-        stages = [[epochs, lr * rate] for epochs, lr in config["stages"]]
-        config |= {"setting": SEARCH, "rate": rate, "stages": stages, "held_out": True}
         config = _replanned(config, samples=samples - samples // HELD_OUT)
-        found.append(Run("train", config, seeds=seeds, label=f"{mix(n)}, rate ×{rate:g}"))
+        for rate in rates_of(profile, n):
+            stages = [[epochs, lr * rate] for epochs, lr in config["stages"]]
+            own = {"setting": SEARCH, "rate": rate, "stages": stages, "held_out": True}
+            found.append(Run("train", config | own, seeds, label=f"{mix(n)}, rate ×{rate:g}"))
     return found
 
 
@@ -295,16 +297,16 @@ def flatness(profile: str, chosen: Chosen) -> list[Run]:
     """A training with small, large and dual batches, by one schedule and without warm-up."""
     (row,) = [r for r in PAPER["table2"]["rows"] if (r["k"], r["n_small"]) == (K[1], HALF)]
     trainings = []
-    for kind in KINDS:
+    at = {"sizes": list(PERTURBED), "worst_size": WORST, "places": list(PLACES)}
+    for kind, label in KINDS.items():
         run = section51(profile, chosen, K[1], HALF if kind == "dual" else 0)
         config = _with_epochs(_compared(profile, run), PROFILES[profile].get("flatness_stages"))
         del config["engine"]
         if kind == "small":
             config = _replanned(config, large_batch=_scaled(profile, row["small_batch"]))
-        config |= {"batches": kind, "warmup_epochs": 0, **PROFILES[profile]["flatness"]}
-        config |= {"sizes": list(PERTURBED), "worst_size": WORST, "places": list(PLACES)}
+        config |= {"batches": kind, "warmup_epochs": 0, **PROFILES[profile]["flatness"], **at}
         seeds = (0, 1) if profile == "quick" else None
-        trainings.append(Run("flatness", config, seeds, label=KINDS[kind]))
+        trainings.append(Run("flatness", config, seeds, label=label))
     return trainings
 
 
@@ -331,13 +333,13 @@ def wall(profile: str) -> Run:
     """The timing of two real workers, by plans for their own times and for the paper's ratio."""
     if profile == LONG:
         return replace(wall("quick"), seeds=PROCESSES)
-    wall_ = PROFILES[profile]["wall"]
+    config = dict(PROFILES[profile]["wall"])
     own = {"a": None, "b": None}
-    parts = [
+    config["parts"] = [
         {"autocast": None, **part, "epochs": [own | kind for kind in part["epochs"]]}
-        for part in wall_["parts"]
+        for part in config["parts"]
     ]
-    return Run("wall", wall_ | {"parts": parts}, seeds=(0,), label="two real workers")
+    return Run("wall", config, seeds=(0,), label="two real workers")
 
 
 RUNS: dict[str, Callable[[str, Chosen], list[Run]]] = {

@@ -12,15 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
+from repro import dualbatch
 from repro.datasets import ImageData
-from repro.dualbatch import (
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    DualBatchResult,
-    Stage,
-    SubStage,
-    train_dual_batch,
-)
+from repro.dualbatch import DualBatchPlan, DualBatchResult
 from repro.dualbatch.checks import ClusterError
 from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
 from repro.experiments.dualbatch import building
@@ -68,13 +62,16 @@ def _trained(
     """Train; the function trains the same again, locally and without tests."""
     assert data is not None
     images = TrainingData(config, data, device)
-    schedule = CyclicProgressiveSchedule(
-        [Stage(int(epochs), lr) for epochs, lr in config["stages"]],
-        [SubStage(e["resolution"], e["dropout"], plan_of(e["plan"])) for e in config["sub_stages"]],
+    schedule = dualbatch.CyclicProgressiveSchedule(
+        [dualbatch.Stage(int(epochs), lr) for epochs, lr in config["stages"]],
+        [
+            dualbatch.SubStage(e["resolution"], e["dropout"], plan_of(e["plan"]))
+            for e in config["sub_stages"]
+        ],
         warmup_epochs=config["warmup_epochs"],
     )
     run = partial(
-        train_dual_batch,
+        dualbatch.train_dual_batch,
         partial(build_model, config, data.num_classes),
         images,
         plan_of(config["sub_stages"][-1]["plan"]),
@@ -130,8 +127,9 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
     model = build_model(config, data.num_classes).to(device)  # type: ignore[union-attr]
     model.load_state_dict(result.state)
     model.eval()
-    train = _plain(images, (images.images, images.labels), config["loss_samples"])
-    test = _plain(images, images.test, config["loss_samples"])
+    sets = {"train": (images.images, images.labels), "test": images.test}
+    shown = {name: _plain(images, of, config["loss_samples"]) for name, of in sets.items()}
+    train = shown["train"]
     drawn = torch.Generator().manual_seed(seed)
     directions = [filter_normalised(model, drawn) for _ in range(config["directions"])]
     at_rest = loss_of(model, train)
@@ -154,7 +152,7 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
             "worst_rise": worst_rise(model, train, config["worst_size"]),
             "line": {
                 name: [loss_at(model, directions[0], point, batch) for point in config["places"]]
-                for name, batch in (("train", train), ("test", test))
+                for name, batch in shown.items()
             },
         }
     )
