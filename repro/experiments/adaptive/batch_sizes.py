@@ -15,16 +15,7 @@ import numpy as np
 
 from repro.experiments import judge
 from repro.experiments.adaptive import read, runs
-from repro.experiments.adaptive.runs import (
-    CIFAR,
-    DIV2K,
-    FIRST_EPOCHS,
-    PAPER,
-    PHANTOM,
-    PROFILES,
-    SIMILAR,
-    TASKS,
-)
+from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, SIMILAR, TASKS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
@@ -68,7 +59,7 @@ def first_peaks(results: Results, records: Sequence[Record]) -> BySeed:
 
 def further(results: Results, task: str) -> dict[int, list[Record]]:
     """First epochs of further seeds that did not end before, by the paper's batch size."""
-    begun = results.ok(FIRST_EPOCHS, task=task)
+    begun = results.ok(runs.FIRST_EPOCHS, task=task)
     return read.by_papers_size(r for r in begun if r.metrics["completed"] == r.config["epochs"])
 
 
@@ -404,7 +395,7 @@ def over_smallest(results: Results, times: int) -> Cases:
             found[task] = NotRun("no records")
             continue
         whole = read.batch_of([record]) == PAPER[task]["best"]["batch"]
-        if not whole or record.config["model"] != PROFILES["paper"][task]["model"]:
+        if not whole or record.config["model"] != runs.PROFILES["paper"][task]["model"]:
             found[task] = NotRun("another network or other batch sizes than the paper's")
             continue
         size = times * PAPER[task]["theta"]["batch"]

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
+KS = {f"k = {k:g}": k for k in K}
 Groups = Mapping[str, cells.Lines]  # by title, then by a name of `drawing.STYLES`
+Pairs = Mapping[str, tuple[tuple[str, str], tuple[str, str]]]  # by case, titles and names of lines
 
 
 def table(results: Results, of: Callable[[Results], Groups], columns: str) -> list[dict[str, Any]]:
@@ -45,6 +47,17 @@ def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> "
     return draw_trainings(results, of(results), over)
 
 
+def compare(results: Results, of: Callable[[Results], Groups], pairs: Pairs) -> Cases:
+    """By case, the accuracy of one line over another's."""
+    groups = of(results)
+
+    def over(case: str) -> Estimate:
+        ours, base = (groups[title][name].records for title, name in pairs[case])
+        return cells.change(results, ours, base)
+
+    return cases(pairs, over)
+
+
 # Table 3: the factor by which a worker's update counts.
 
 
@@ -61,19 +74,16 @@ def by_factor(results: Results) -> dict[str, dict[str, Line]]:
     return groups
 
 
-def factor_gains(results: Results) -> Cases:
-    """d_S/d_L over none in all cases, its root in those where the paper sees a gain."""
-    tried = [("linear", n) for n in range(1, WORKERS)] + [("sqrt", n) for n in range(2, WORKERS)]
-    groups = by_factor(results)
-    lines = {f"{FACTORS[f]}, n_S = {n}": groups[mix(n)][FACTORS[f]] for f, n in tried}
-    return cells.over_base(results, lines)
-
-
+# d_S/d_L in all cases, its root in those where the paper sees a gain.
+_TRIED = [("linear", n) for n in range(1, WORKERS)] + [("sqrt", n) for n in range(2, WORKERS)]
+OVER_NONE = {
+    f"{FACTORS[f]}, n_S = {n}": ((mix(n), FACTORS[f]), (mix(n), "none")) for f, n in _TRIED
+}
 TABLE3 = cells.artefact(
     "table3",
     rows=partial(table, of=by_factor, columns="workers, factor"),
     draw=partial(draw, of=by_factor, over="no factor"),
-    claims={"factor_gains": factor_gains},
+    claims={"factor_gains": partial(compare, of=by_factor, pairs=OVER_NONE)},
 )
 
 # Table 5: the number of small-batch workers.
@@ -89,40 +99,33 @@ def by_mix(results: Results, k: float) -> dict[str, Line]:
 
 def by_k(results: Results) -> dict[str, dict[str, Line]]:
     """The trainings of Table 5 by k."""
-    return {f"k = {k:g}": by_mix(results, k) for k in K}
-
-
-def over_another(results: Results, mixes: Sequence[tuple[int, int]]) -> Cases:
-    """At each k, numbers of small-batch workers over others."""
-    pairs = {}
-    for k, (n, base) in itertools.product(K, mixes):
-        name = f"k = {k:g}" + f", n_S = {n}" * (len(mixes) > 1)
-        pairs[name] = cells.section51(results, k, n), cells.section51(results, k, base)
-    return cells.compared(results, pairs)
+    return {name: by_mix(results, k) for name, k in KS.items()}
 
 
 def over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
     """A number of small-batch workers over the best of the others: highest, or lowest if -1."""
-    names = {f"k = {k:g}": k for k in K}
+    groups = by_k(results)
 
     def best(name: str) -> Estimate:
-        trained = {n: cells.section51(results, names[name], n) for n in ALL}
+        trained = {n: groups[name][mix(n)].records for n in ALL}
         ours = trained.pop(wanted)
         over = {n: cells.change(results, ours, base, metric) for n, base in trained.items()}
         closest = min(over, key=lambda n: sign * over[n].mean)
         label = f"{name}, n_S = {wanted} over {closest}"
         return replace(over[closest], candidates=len(over), label=label)
 
-    return cases(names, best)
+    return cases(groups, best)
 
 
+_GAINS = itertools.product(KS, range(2, WORKERS + 1))
+OVER_LARGE = {f"{k}, n_S = {n}": ((k, mix(n)), (k, mix(0))) for k, n in _GAINS}
 TABLE5 = cells.artefact(
     "table5",
     rows=partial(table, of=by_k, columns="k, workers"),
     draw=partial(draw, of=by_k, over=mix(0)),
     claims={
-        "gain": partial(over_another, mixes=[(n, 0) for n in range(2, WORKERS + 1)]),
-        "one_too_few": partial(over_another, mixes=[(1, 3)]),
+        "gain": partial(compare, of=by_k, pairs=OVER_LARGE),
+        "one_too_few": partial(compare, of=by_k, pairs={k: ((k, mix(1)), (k, mix(3))) for k in KS}),
         "three_best": partial(over_best, metric="accuracy", wanted=3, sign=1),
         "lowest_loss": partial(over_best, metric="test_loss", wanted=1, sign=-1),
     },
@@ -154,29 +157,18 @@ def scheme_table(results: Results, role: str) -> list[dict[str, Any]]:
     return [*rows, real_workers.saving_row(results, role)]
 
 
-def hybrid_over(results: Results, base: str) -> Cases:
-    """The hybrid scheme over dual-batch learning, or over its own large batches alone."""
-    lines = by_scheme(results)
-    pairs = {}
-    for n in ALL[1:]:
-        other = lines[base][mix(0 if base == "hybrid" else n)]
-        pairs[f"n_S = {n}"] = lines["hybrid"][mix(n)].records, other.records
-    return cells.compared(results, pairs)
-
-
-def hybrid_gain(results: Results) -> Cases:
-    """The hybrid scheme with three small-batch workers over large batches alone."""
-    return cells.over_base(results, {"n_S = 3": by_scheme(results)["hybrid"][mix(3)]})
-
-
+_HYBRID = {f"n_S = {n}": ("hybrid", mix(n)) for n in ALL[1:]}
+OVER_DUAL = {case: (line, ("dual-batch", line[1])) for case, line in _HYBRID.items()}
+OVER_CYCLIC = {case: (line, ("hybrid", mix(0))) for case, line in _HYBRID.items()}
+OVER_BASE = {"n_S = 3": (("hybrid", mix(3)), ("dual-batch", mix(0)))}
 TABLE8 = cells.artefact(
     "table8",
     rows=partial(scheme_table, role=runs.CIFAR),
     draw=partial(draw, of=by_scheme, over=f"{mix(0)}, uncycled"),
     claims={
-        "accuracy": partial(hybrid_over, base="dual-batch"),
-        "gain": hybrid_gain,
-        "over_cyclic": partial(hybrid_over, base="hybrid"),
+        "accuracy": partial(compare, of=by_scheme, pairs=OVER_DUAL),
+        "gain": partial(compare, of=by_scheme, pairs=OVER_BASE),
+        "over_cyclic": partial(compare, of=by_scheme, pairs=OVER_CYCLIC),
         "saving": partial(real_workers.saving, role=runs.CIFAR),
     },
 )
@@ -186,9 +178,9 @@ def imagenet(results: Results, numbers: Sequence[int]) -> Cases:
     """Both schemes over the paper's baseline, hybrid with n_S = 0."""
     if not results.ok("train", setting=runs.SECTION_5_2_3):
         raise NotRun("trained under the profile paper alone, which needs ImageNet")
-    pairs = itertools.product(by_scheme(results, IMAGENET).items(), numbers)
-    lines = {f"{scheme}, n_S = {n}": of[mix(n)] for (scheme, of), n in pairs}
-    return cells.over_base(results, lines)
+    trained = itertools.product(runs.SCHEMES, numbers)
+    pairs = {f"{by}, n_S = {n}": ((by, mix(n)), ("hybrid", mix(0))) for by, n in trained}
+    return compare(results, partial(by_scheme, role=IMAGENET), pairs)
 
 
 TABLE10 = cells.artefact(
@@ -240,16 +232,12 @@ GAINS, UPDATES = (
 # Does the gain stay at rates tuned for each mix?
 
 
-def _at_rate(results: Results, n: int, rate: float) -> list[Record]:
-    return results.ok("train", setting=runs.SEARCH, n_small=n, rate=rate)
-
-
-def best_rate(results: Results, n: int) -> float | None:
+def best_rate(tried: Mapping[float, Sequence[Record]]) -> float | None:
     """The rate with the best mean accuracy on held-out images; None where not all were run."""
     means = {}
-    for rate in runs.rates_of(results.profile, n):
-        records = [r for r in _at_rate(results, n, rate) if r.seed in runs.SEARCH_SEEDS]
-        means[rate] = Summary.of(r.metrics["held_out"][-1] for r in records).mean
+    for rate, records in tried.items():
+        ends = [r.metrics["held_out"][-1] for r in records if r.seed in runs.SEARCH_SEEDS]
+        means[rate] = Summary.of(ends).mean
     return None if any(map(math.isnan, means.values())) else max(means, key=lambda r: means[r])
 
 
@@ -257,9 +245,13 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
     rows = []
     for n in runs.SEARCHED:
-        tried, best = runs.rates_of(results.profile, n), best_rate(results, n)
-        for rate in tried:
-            records, edge = _at_rate(results, n, rate), rate in (tried[0], tried[-1])
+        tried = {
+            rate: results.ok("train", setting=runs.SEARCH, n_small=n, rate=rate)
+            for rate in runs.rates_of(results.profile, n)
+        }
+        best = best_rate(tried)
+        for rate, records in tried.items():
+            edge = rate in (min(tried), max(tried))
             mark = f" (best{'; untuned (edge of the grid)' * edge})" * (rate == best)
             row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{mark}"}
             for metric, images in (("held_out", "images held out"), ("accuracy", "test images")):

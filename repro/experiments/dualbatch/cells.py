@@ -5,13 +5,14 @@ data that stand in for the paper's.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from repro.experiments import design, view
 from repro.experiments.design import Artefact
 from repro.experiments.dualbatch import runs
-from repro.experiments.judge import BySeed, Cases, Cell, Estimate, cases, difference
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, difference
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -74,23 +75,12 @@ def compared(results: Results, pairs: Mapping[str, tuple[Records, Records]]) -> 
     return cases(pairs, lambda name: change(results, *pairs[name]))
 
 
-def over_base(results: Results, lines: Lines) -> Cases:
-    """By line that is compared with another, the accuracy over that one's."""
-    pairs = {name: (line.records, line.base.records) for name, line in lines.items() if line.base}
-    return compared(results, pairs)
-
-
-def gains(results: Results, lines: Lines) -> dict[str, Gain]:
-    """The gain of accuracy of every line that is compared with another."""
-    found = over_base(results, lines)
-    return {
-        name: (
-            ours if isinstance(ours := found[name], Estimate) else None,
-            line.paper["accuracy"] - line.base.paper["accuracy"],
-        )
-        for name, line in lines.items()
-        if line.base
-    }
+def gain(results: Results, line: Line, base: Line) -> Gain:
+    """The gain of accuracy of a line over the one that it is compared with."""
+    ours = None
+    with suppress(NotRun):
+        ours = change(results, line.records, base.records)
+    return ours, line.paper["accuracy"] - base.paper["accuracy"]
 
 
 def outcome(results: Results, line: Line) -> dict[str, Any]:
@@ -106,7 +96,8 @@ def outcome(results: Results, line: Line) -> dict[str, Any]:
         "accuracy (%)": Summary.of(accuracy).text(),
         "n": len(accuracy),
     }
-    for ours, paper in gains(results, {"": line}).values():
+    if line.base:
+        ours, paper = gain(results, line, line.base)
         cells |= {"gain, paper": f"{paper:+.1f}", "gain": str(ours or DASH)}
     return cells
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from repro import plots
-from repro.experiments.dualbatch.cells import ROLE, Gain, Lines, gains, whose
+from repro.experiments.dualbatch.cells import ROLE, Gain, Lines, gain, whose
 from repro.experiments.dualbatch.runs import FACTORS, HALF, WORKERS, mix
 from repro.experiments.query import Results
 from repro.report import Summary
@@ -42,7 +42,8 @@ def draw_trainings(results: Results, groups: Mapping[str, Lines], over: str) -> 
     paper = f"paper (hollow): {ROLE}, CIFAR-100"
     figure.suptitle(f"{paper}; {whose(ran)} (solid; bars: 95 % interval)", fontsize=9)
     for (above, *below), (title, lines) in zip(axes.T, groups.items(), strict=True):
-        _draw_gains(above, gains(results, lines))
+        pairs = {name: (line, line.base) for name, line in lines.items() if line.base}
+        _draw_gains(above, {name: gain(results, *pair) for name, pair in pairs.items()})
         titled(above, f"paper and ours, {title}{f': gain over {over}' if over else ''}")
         for axis, metric in zip(below, ("accuracy", "test_loss"), strict=False):
             _draw_curves(axis, lines, metric)
@@ -59,11 +60,11 @@ def _draw_gains(axis: Axes, gains: Mapping[str, Gain]) -> None:
     axis.axhline(0, color="#48536a", lw=1, label="_no gain")
     paper = [published for _, published in gains.values()]
     axis.plot(np.arange(len(paper)) - 0.14, paper, label="paper", **plots.HOLLOW)
-    for position, (line, (gain, _)) in enumerate(gains.items()):
-        if gain is not None:
+    for position, (line, (ours, _)) in enumerate(gains.items()):
+        if ours is not None:
             x, colour = position + 0.14, STYLES[line]["color"]
-            axis.plot([x], [gain.mean], ms=9, mec="white", mew=0.8, label="_ours", **STYLES[line])
-            axis.vlines(x, *gain.interval(), color=colour, lw=2)
+            axis.plot([x], [ours.mean], ms=9, mec="white", mew=0.8, label="_ours", **STYLES[line])
+            axis.vlines(x, *ours.interval(), color=colour, lw=2)
     axis.set_xticks(range(len(gains)), [line.replace(", ", ",\n") for line in gains], fontsize=7)
     axis.set_xlim(-0.5, len(gains) - 0.5)
     axis.margins(y=0.12)
