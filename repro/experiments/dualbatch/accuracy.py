@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.dualbatch import cells, real_workers, runs
 from repro.experiments.dualbatch.cells import Line
-from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, PAPER, WORKERS, K, mix
+from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, KS, PAPER, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
 from repro.records import Record
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
-KS = {f"k = {k:g}": k for k in K}
 Groups = Mapping[str, cells.Lines]  # by title, then by a name of `drawing.STYLES`
 Pairs = Mapping[str, tuple[tuple[str, str], tuple[str, str]]]  # by case, titles and names of lines
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from repro.experiments import judge
 from repro.experiments.dualbatch import cells
-from repro.experiments.dualbatch.runs import CIFAR, HALF, OWN, PAPER, K
+from repro.experiments.dualbatch.runs import CIFAR, HALF, KS, OWN, PAPER, K
 from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases
 from repro.experiments.query import Results
 from repro.records import Record
@@ -71,7 +71,7 @@ def rounds(results: Results) -> dict[str, list[float]]:
 
 
 def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> Estimate:
-    """The judge.ratio of real workers' times, process by process, or round by round of one."""
+    """The ratio of real workers' times, process by process, or round by round of one."""
     records = results.ok("wall")
     ours, theirs = (cells.by_process(results, records, values) for values in (first, second))
     if isinstance(ours, BySeed):
@@ -112,8 +112,6 @@ def saving_row(results: Results, role: str) -> dict[str, str]:
 
 # A plan for times measured here.
 
-PLANNED = {f"k = {k:g}": k for k in K}
-
 
 def _ratio_of(entry: Mapping[str, Any]) -> dict[str, str]:
     """The column of b / a of the time model t = a x + b; none where there is no model."""
@@ -132,7 +130,7 @@ def own_plan_table(results: Results) -> list[dict[str, Any]]:
     ):
         cell = cells.outcome(results, cells.Line(records, row_5, base))
         rows.append({"plan": plan, **_ratio_of(times), "k": K[1], **cell})
-    over = cases(PLANNED, lambda name: over_alone(results, PLANNED[name]))
+    over = cases(KS, lambda name: over_alone(results, KS[name]))
     with suppress(NotRun):
         for kind in kinds_of(results, OWN):
             plan = f"two real workers, times measured here, {kind['resolution']} px"
@@ -164,10 +162,10 @@ def extra_time(results: Results) -> Cases:
     """The time of an epoch with both batch sizes over k times that of large ones alone."""
 
     def over_promised(name: str) -> Estimate:
-        over, label = over_alone(results, PLANNED[name]), f"{name}, measured over promised"
-        return replace(over, mean=over.mean - math.log(PLANNED[name]), label=label)
+        over, label = over_alone(results, KS[name]), f"{name}, measured over promised"
+        return replace(over, mean=over.mean - math.log(KS[name]), label=label)
 
-    return cases(PLANNED, over_promised)
+    return cases(KS, over_promised)
 
 
 def own_gain(results: Results) -> Cases:

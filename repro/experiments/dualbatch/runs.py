@@ -13,6 +13,7 @@ PAPER: dict[str, Any] = _TOML["reported"]
 PROFILES: dict[str, Any] = _TOML["profiles"]
 WORKERS: int = PAPER["workers"]
 K: tuple[float, ...] = tuple(dict.fromkeys(row["k"] for row in PAPER["table2"]["rows"]))
+KS = {f"k = {k:g}": k for k in K}
 CIFAR, IMAGENET = "CIFAR", "ImageNet"
 PARTS = {CIFAR: "cifar", IMAGENET: "imagenet"}  # their names in the paper's numbers
 SCHEMES = {"dual-batch": "dual_batch", "hybrid": "hybrid"}  # likewise

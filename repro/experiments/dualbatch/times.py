@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repro.experiments.dualbatch.cells import ROLE, artefact, by_process, by_seed, whose
-from repro.experiments.dualbatch.runs import CIFAR, PAPER, PARTS, STEPS_IN_A_ROW, K
+from repro.experiments.dualbatch.runs import CIFAR, KS, PAPER, PARTS, STEPS_IN_A_ROW
 from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
 from repro.experiments.judge import Case, Cases, Estimate, NotRun, cases, mean_of
 from repro.experiments.query import Results
@@ -106,11 +106,7 @@ def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
 
 
 def _draw(
-    lines: Sequence[Line],
-    predicted: str,
-    ylabel: str,
-    width: float,
-    limits: Sequence[float] = (),
+    lines: Sequence[Line], predicted: str, ylabel: str, width: float, limits: Sequence[float] = ()
 ) -> "Figure":
     """Draw measured points and lines against the batch size; the paper's hollow and dashed."""
     from repro.experiments.dualbatch import drawing
@@ -297,7 +293,7 @@ def shares_predicted(results: Results) -> Cases:
     """Each share's time over its prediction; of one process no spread of a share is known."""
     results.need("times", role=CIFAR)
     # By k, then by share: the processes that have it, and their ratios.
-    ratios: dict[str, dict[str, list[tuple[Record, float]]]] = {f"k = {k:g}": {} for k in K}
+    ratios: dict[str, dict[str, list[tuple[Record, float]]]] = {k: {} for k in KS}
     for record in _timed(results):
         for row in _shares(record):
             k = f"k = {row['k']:g}"

@@ -120,15 +120,15 @@ def _part(
     kinds, samples = config["epochs"], config["samples"]
     lines: dict[int, dict[str, Any]] = {}
     timings: dict[str, Timing] = {}
-    for side in dict.fromkeys(kind["resolution"] for kind in kinds if kind["a"] is None):
-        lines[side], timed = _line(config, side, device)
-        timings |= {f"{side}px, {key}": value for key, value in timed.items()}
     solved: list[dict[str, Any]] = []
     plans: dict[int, DualBatchPlan] = {}
     for number, kind in enumerate(kinds):
-        measured = {"a": kind["a"], "b": kind["b"], "error": None}
+        measured, side = {"a": kind["a"], "b": kind["b"], "error": None}, kind["resolution"]
         if kind["a"] is None:
-            measured = lines[kind["resolution"]]
+            if side not in lines:
+                lines[side], timed = _line(config, side, device)
+                timings |= {f"{side}px, {key}": value for key, value in timed.items()}
+            measured = lines[side]
         if kind["k"] == 1:  # large batches alone; real workers have no virtual clock
             large, share, unused = kind["large_batch"], samples // TWO, TimeModel(1.0, 0.0)
             solved.append({**measured, "error": None, "plan": None})
@@ -145,13 +145,12 @@ def _part(
     for sync, wanted in config["syncs"].items():
         chosen = [number for number in plans if kinds[number]["in"] in wanted]
         subs = [dualbatch.SubStage(kinds[n]["resolution"], None, plans[n]) for n in chosen]
+        stages = [dualbatch.Stage(len(subs), RATE)] * (1 + config["rounds"])
         log = train_dual_batch(
             partial(build_model, config, config["classes"]),
             partial(_random_data, config["classes"], device),
             plans[chosen[-1]],
-            dualbatch.CyclicProgressiveSchedule(
-                [dualbatch.Stage(len(subs), RATE)] * (1 + config["rounds"]), subs
-            ),
+            dualbatch.CyclicProgressiveSchedule(stages, subs),
             sync=sync,
             engine="ray",
             seed=seed,
