@@ -30,17 +30,19 @@ def _timed(results: Results) -> list[Record]:
     return results.ok("times", role=CIFAR)
 
 
-def _steps(record: Record, side: int) -> Turns:
-    return {
-        n: np.divide(record.timings[f"{side}px, step of {n}"]["samples_s"], STEPS_IN_A_ROW).tolist()
-        for n in record.config["batch_sizes"]
-    }
-
-
-def _epochs(record: Record, side: int) -> Turns:
-    names = {n: f"{side}px, {n}, {record.config['samples']}" for n in record.config["batch_sizes"]}
-    timings = record.timings
-    return {n: timings[name]["samples_s"] for n, name in names.items() if name in timings}
+def _turns(results: Results) -> dict[str, dict[str, Turns]]:
+    """The turns of a step and of an epoch by the name of their resolution."""
+    record = results.measured("times", role=CIFAR)
+    sizes, samples, timings = record.config["batch_sizes"], record.config["samples"], record.timings
+    found: dict[str, dict[str, Turns]] = {}
+    for side in record.config["resolutions"]:
+        steps = {n: timings[f"{side}px, step of {n}"]["samples_s"] for n in sizes}
+        epochs = {n: timings.get(f"{side}px, {n}, {samples}") for n in sizes}
+        found[f"{side} px"] = {
+            "step": {n: [s / STEPS_IN_A_ROW for s in turns] for n, turns in steps.items()},
+            "epoch": {n: timing["samples_s"] for n, timing in epochs.items() if timing},
+        }
+    return found
 
 
 # Figures 3 and 4: a batch, an epoch.
@@ -158,26 +160,18 @@ def doubling(seconds: Mapping[int, float]) -> float:
     return float(2**slope)
 
 
-def _sides(results: Results) -> dict[str, int]:
-    """The resolutions that were timed, by the name of their case."""
-    sides = results.need("times", role=CIFAR).config["resolutions"]
-    return {f"{side} px": side for side in sides}
-
-
 def _mean(results: Results, values: Sequence[float], **form: Any) -> Estimate:
     records = _timed(results)
     trials = "processes" if len(records) > 1 else "rounds"
     return mean_of(by_process(results, records, values), trials=trials, **form)
 
 
-def _trend(
-    results: Results, turns_of: Callable[[Record, int], Turns], trend: Trend, **form: Any
-) -> Cases:
+def _trend(results: Results, of: str, trend: Trend, **form: Any) -> Cases:
     """A trend over batch sizes, in each process or turn, by resolution."""
-    sides = _sides(results)
+    timed = _turns(results)
 
-    def of(name: str) -> Estimate:
-        by_size = turns_of(results.measured("times", role=CIFAR), sides[name])
+    def estimated(name: str) -> Estimate:
+        by_size = timed[name][of]
         if len(by_size) < 4:
             raise NotRun(f"times of {len(by_size)} batch sizes; a trend needs four")
         turns = zip(*by_size.values(), strict=True)
@@ -185,7 +179,7 @@ def _trend(
         label = f"{name}: twice the batch" if trend is doubling else name
         return replace(_mean(results, values, **form), label=label)
 
-    return cases(sides, of)
+    return cases(timed, estimated)
 
 
 def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Estimate]]) -> Cases:
@@ -224,35 +218,33 @@ def _above_0(predicted: float) -> float:
 
 def equation2(results: Results) -> Cases:
     """Epochs over the line through the steps of the same turns, or processes."""
-    sides = _sides(results)
-    record = results.measured("times", role=CIFAR)
+    timed, samples = _turns(results), results.need("times", role=CIFAR).config["samples"]
 
     def errors(name: str) -> dict[str, Estimate]:
-        steps = _steps(record, sides[name])
+        steps = timed[name]["step"]
         lines = [np.polyfit(list(steps), turn, 1) for turn in zip(*steps.values(), strict=True)]
         over: dict[str, Estimate] = {}
-        for n, seconds in _epochs(record, sides[name]).items():
-            count = math.ceil(record.config["samples"] / n)
-            due = [_above_0((a * n + b) * count) for a, b in lines]
+        for n, seconds in timed[name]["epoch"].items():
+            due = [_above_0((a * n + b) * math.ceil(samples / n)) for a, b in lines]
             ratios = list(np.array(seconds) / np.array(due))
             over[f"{name}, batch size {n}"] = _mean(results, ratios, log=True, digits=3)
         return over
 
-    return _farthest(sides, errors)
+    return _farthest(timed, errors)
 
 
 FIGURE3 = artefact(
     "figure3",
     rows=partial(line_table, epochs=False),
     draw=partial(draw_times, epochs=False),
-    claims={"line": partial(_trend, turns_of=_steps, trend=bend, unit="%", digits=1)},
+    claims={"line": partial(_trend, of="step", trend=bend, unit="%", digits=1)},
 )
 FIGURE4 = artefact(
     "figure4",
     rows=partial(line_table, epochs=True),
     draw=partial(draw_times, epochs=True),
     claims={
-        "falls": partial(_trend, turns_of=_epochs, trend=doubling, log=True),
+        "falls": partial(_trend, of="epoch", trend=doubling, log=True),
         "equation2": equation2,
     },
 )
