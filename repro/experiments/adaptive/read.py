@@ -90,11 +90,6 @@ def span(values: Sequence[float]) -> str:
     return " to ".join(ends) or DASH
 
 
-def interval(records: Iterable[Record]) -> str:
-    """K of θ-adaptive trainings, of those that found one."""
-    return span([k for record in records if (k := record.metrics["interval"][-1])])
-
-
 def printed(row: Mapping[str, Any]) -> str:
     """The accuracy or PSNR that the paper prints in a row of its tables."""
     spread = f" ± {row['std']:.1f}" if "std" in row else ""

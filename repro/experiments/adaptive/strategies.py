@@ -65,7 +65,7 @@ def ours(results: Results, task: str, strategy: str, other: str) -> dict[str, An
         gap = None if strategy == other else compared(results, task, strategy, other)
     return {
         "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages) or DASH,
-        "K": read.interval(records),
+        "K": read.span([k for record in records if (k := record.metrics["interval"][-1])]),
         read.HEADING[task]: Summary.of(read.final(results, records, runs.METRIC[task])).text(),
         f"over {other.partition('_')[0]}": str(gap) if isinstance(gap, Estimate) else DASH,
         "n": f"{len(records)}, {lost} diverged" if lost else len(records),

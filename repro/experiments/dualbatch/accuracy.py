@@ -49,12 +49,11 @@ def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> "
 def compare(results: Results, of: Callable[[Results], Groups], pairs: Pairs) -> Cases:
     """By case, the accuracy of one line over another's."""
     groups = of(results)
-
-    def over(case: str) -> Estimate:
-        ours, base = (groups[title][name].records for title, name in pairs[case])
-        return cells.change(results, ours, base)
-
-    return cases(pairs, over)
+    trained = {
+        case: (groups[title][name].records, groups[base][other].records)
+        for case, ((title, name), (base, other)) in pairs.items()
+    }
+    return cells.compared(results, trained)
 
 
 # Table 3: the factor by which a worker's update counts.

@@ -58,11 +58,6 @@ def _scale(profile: str, role: str = CIFAR) -> dict[str, Any]:
     return scale | {"compute": {"autocast": None} | scale["compute"]}
 
 
-def _scaled(profile: str, batch: int) -> int:
-    """One of the paper's batch sizes on CIFAR at the profile's scale."""
-    return max(2, round(batch * _scale(profile)["batches"]))
-
-
 def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict[str, Any]:
     """The configuration with other numbers of epochs at its rates; None changes nothing."""
     if epochs is None:
@@ -139,7 +134,7 @@ def section51(
         "k": k,
         "n_small": n_small,
         "n_large": WORKERS - n_small,
-        "large_batch": _scaled(profile, PAPER["table2"]["large_batch"]),
+        "large_batch": max(2, round(PAPER["table2"]["large_batch"] * scale["batches"])),
         "samples": _samples(profile, CIFAR, chosen[CIFAR], "train"),
         "rounding": "floor" if scale["batches"] == 1 else "nearest",
     }
@@ -304,7 +299,8 @@ def flatness(profile: str, chosen: Chosen) -> list[Run]:
         config = _with_epochs(_compared(profile, run), PROFILES[profile].get("flatness_stages"))
         del config["engine"]
         if kind == "small":
-            config = _replanned(config, large_batch=_scaled(profile, row["small_batch"]))
+            small = max(2, round(row["small_batch"] * _scale(profile)["batches"]))
+            config = _replanned(config, large_batch=small)
         config |= {"batches": kind, "warmup_epochs": 0, **PROFILES[profile]["flatness"], **at}
         seeds = (0, 1) if profile == "quick" else None
         trainings.append(Run("flatness", config, seeds, label=label))
