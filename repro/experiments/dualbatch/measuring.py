@@ -93,7 +93,7 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Time steps, passes and shares on random images, and fit a line (Figures 3, 4, Table 4)."""
     torch.manual_seed(seed)
     repeats, samples = config["repeats"], config["samples"]
-    sizes = config["batch_sizes"] if config["passes"] is True else config["passes"] or []
+    sizes = config["batch_sizes"] if config["passes"] is True else config["passes"]
     fits, passes, timings = [], [], dict[str, measure.Timing]()
     for side in config["resolutions"]:
         pairs = [(n, samples) for n in sizes]
@@ -108,7 +108,7 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
     timed = measure.time_interleaved(epochs, warmup=1, repeats=repeats, device=device)
     timings |= {f"epoch at {side}px": timing for side, timing in timed.items()}
     epoch_s = {side: timing.median_s for side, timing in timed.items()}
-    shares = _shares(config, fits[-1], device) if "plan_k" in config else []
+    shares = _shares(config, fits[-1], device)
     metrics = {"fits": fits, "passes": passes, "epoch_s": epoch_s, "shares": shares}
     return Outcome(metrics, timings=timings)
 

@@ -40,22 +40,19 @@ def table(results: Results) -> list[dict[str, Any]]:
         slow = f"{_name(sync, bound)}, one worker takes {runs.STRAGGLER:g} times as long"
         config = {"sync": sync, "staleness": bound, "straggler": runs.STRAGGLER}
         ran.append((slow, runs.RULES[0], results.ok("synchronise", **config)))
-    rows: list[dict[str, Any]] = []
-    for name, merge, records in ran:
-        if not records:
-            continue
-        losses = cells.final(results, records, "test_loss")
-        finite = all(map(math.isfinite, losses))
-        rows.append(
-            {
-                "synchronisation": name,
-                "merge": merge,
-                "accuracy (%)": Summary.of(cells.final(results, records, "accuracy")).text(),
-                "loss": Summary.of(losses).text(3) if finite else "not finite",
-                "n": len(records),
-                "staleness, mean": f"{np.mean([r.metrics['staleness'] for r in records]):.2f}",
-            }
-        )
+    rows: list[dict[str, Any]] = [
+        {
+            "synchronisation": name,
+            "merge": merge,
+            "accuracy (%)": Summary.of(cells.final(results, records, "accuracy")).text(),
+            "loss": loss.text(3) if math.isfinite(loss.mean) else "not finite",
+            "n": len(records),
+            "staleness, mean": f"{np.mean([r.metrics['staleness'] for r in records]):.2f}",
+        }
+        for name, merge, records in ran
+        if records
+        for loss in [Summary.of(cells.final(results, records, "test_loss"))]
+    ]
     with suppress(NotRun):
         for sync, seconds in rounds(results).items():
             name = f"{_name(sync)}, two real workers, a round of epochs"
