@@ -100,16 +100,6 @@ def cycled(results: Results, role: str) -> Estimate:
     return replace(time_ratio(results, hybrid, dual), label=label)
 
 
-def saving_row(results: Results, role: str) -> dict[str, str]:
-    """The last row of Table 8 or 10: the saving of cycling the resolution."""
-    ours, paper = saving(results, role)[role], PAPER["table8" if role == CIFAR else "table10"]
-    return {
-        "scheme": "time of hybrid over dual-batch",
-        "paper": f"×{paper['hybrid_s'] / paper['dual_batch_s']:.2f}",
-        "real workers": f"not run: {ours}" if isinstance(ours, NotRun) else str(ours),
-    }
-
-
 # A plan for times measured here.
 
 

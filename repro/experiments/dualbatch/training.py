@@ -127,8 +127,11 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
     model = build_model(config, data.num_classes).to(device)  # type: ignore[union-attr]
     model.load_state_dict(result.state)
     model.eval()
-    sets = {"train": (images.images, images.labels), "test": images.test}
-    shown = {name: _plain(images, of, config["loss_samples"]) for name, of in sets.items()}
+    shown: dict[str, Batch] = {}
+    for name, of in (("train", (images.images, images.labels)), ("test", images.test)):
+        order = torch.randperm(len(of[1]), generator=torch.Generator().manual_seed(0))
+        few = order[: config["loss_samples"]]  # the same for every seed
+        (shown[name],) = images.loader(*of, few, len(few))
     train = shown["train"]
     drawn = torch.Generator().manual_seed(seed)
     directions = [filter_normalised(model, drawn) for _ in range(config["directions"])]
@@ -156,13 +159,6 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
             },
         }
     )
-
-
-def _plain(images: TrainingData, of: Batch, count: int) -> Batch:
-    """Some of the images, the same for every seed, as the model is tested on them."""
-    order = torch.randperm(len(of[1]), generator=torch.Generator().manual_seed(0))
-    (batch,) = images.loader(*of, order[:count], count)
-    return batch
 
 
 # How gradients scatter and how the loss rises around a model's weights (section 2).
