@@ -53,15 +53,12 @@ COLUMNS: dict[str, tuple[Read, int]] = {  # with digits
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The ends of trainings with small, large and dual batches, and the loss around them."""
-    ends = {name: _of(results, kind) for kind, name in KINDS.items()}
-    return [
-        {
-            "trained with": name,
-            **{key: Summary.of(map(read, of)).text(n) for key, (read, n) in COLUMNS.items()},
-            "n": len(of),
-        }
-        for name, of in ends.items()
-    ]
+    rows = []
+    for kind, name in KINDS.items():
+        records = _of(results, kind)
+        ends = {key: Summary.of(map(read, records)).text(n) for key, (read, n) in COLUMNS.items()}
+        rows.append({"trained with": name, **ends, "n": len(records)})
+    return rows
 
 
 def draw(results: Results) -> "Figure":

@@ -68,9 +68,10 @@ def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict
 
 def _compared(profile: str, run: Run) -> dict[str, Any]:
     """A training that is compared with others of its length: under gpu a quarter as long."""
-    epochs, config = PROFILES[profile].get("compared"), run.config
-    warmup = config["warmup_epochs"] if epochs is None else math.ceil(config["warmup_epochs"] / 4)
-    return _with_epochs(config, epochs) | {"warmup_epochs": warmup}
+    if epochs := PROFILES[profile].get("compared"):
+        warmup = math.ceil(run.config["warmup_epochs"] / 4)
+        return _with_epochs(run.config, epochs) | {"warmup_epochs": warmup}
+    return run.config
 
 
 def _replanned(config: dict[str, Any], **plan: Any) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def _training(
         "model": scale["model"],
         **_data(profile, role, name),
         **scale["compute"],
-        **scale.get("workers", {}),
+        **scale.get("training", {}),
         "factor": "linear",
         "warmup_epochs": 0,
         "test_samples": _samples(profile, role, name, "test"),
@@ -118,8 +119,6 @@ def _training(
         "engine": "local",
         "stages": stages,
     }
-    if "watched_samples" in scale:
-        made["watched_samples"] = scale["watched_samples"]
     return _with_epochs(made, scale["stages"]) | config
 
 
