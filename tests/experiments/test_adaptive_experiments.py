@@ -10,7 +10,7 @@ from torch import nn
 from repro import datasets
 from repro.adaptive import METHODS
 from repro.experiments import captured, load_paper
-from repro.experiments.adaptive import building, experiments, layerwise, overlap, runs, worker
+from repro.experiments.adaptive import building, experiments, overlap, runs, worker
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, MORE, PHANTOM, STRATEGIES, TASKS
 
 DESIGN = load_paper("adaptive")
@@ -169,7 +169,7 @@ class TestLayerwise:
         return [nn.Parameter(torch.randn(*size, dtype=torch.float64)) for size in sizes]
 
     def test_lars_by_its_formulas(self, layer):
-        optimizer = layerwise.LARS(layer, 0.5, momentum=0.9, weight_decay=0.01, trust=0.02)
+        optimizer = building.LARS(layer, 0.5, momentum=0.9, weight_decay=0.01, trust=0.02)
         w, b = (p.detach().numpy().copy() for p in layer)
         velocity, of_bias = np.zeros_like(w), np.zeros_like(b)
         for n, rate in enumerate((0.5, 0.25)):
@@ -186,7 +186,7 @@ class TestLayerwise:
             np.testing.assert_allclose(layer[1].detach().numpy(), b, rtol=1e-12)
 
     def test_lamb_by_its_formulas(self, layer):
-        optimizer = layerwise.LAMB(layer, 0.1, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
+        optimizer = building.LAMB(layer, 0.1, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
         w, b = (p.detach().numpy().copy() for p in layer)
         moments = [(0.0, 0.0), (0.0, 0.0)]
         for n in (1, 2):

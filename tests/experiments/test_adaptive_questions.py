@@ -8,7 +8,7 @@ from made import verdict
 from planted import judged, reference
 
 from repro.experiments import load_paper
-from repro.experiments.adaptive import batch_sizes, stable_batch
+from repro.experiments.adaptive import batch_sizes
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, GIVEN, PAPER, PHANTOM, PROFILES
 from repro.experiments.adaptive.strategies import reported_of
 from repro.experiments.judge import BySeed
@@ -321,7 +321,7 @@ def test_equal_whole_counts_have_an_interval():
 )
 def test_the_largest_stable_batch_by_hand(values, size):
     found = {n: [value, value] for n, value in zip((4, 8, 16), values, strict=True)}
-    assert stable_batch.stable_by_norms(found) == size
+    assert batch_sizes.stable_by_norms(found) == size
 
 
 @pytest.mark.parametrize("target", KEEPING)

@@ -9,7 +9,7 @@ import torch
 from repro import datasets
 from repro.datasets import DatasetError, ImageData, Split
 from repro.dualbatch import Commit, cluster, train_dual_batch
-from repro.experiments.dualbatch import building, measuring, minima, runs, training, workers
+from repro.experiments.dualbatch import building, measuring, runs, training, workers
 from repro.experiments.dualbatch.runs import CIFAR
 from repro.measure import TimeModel
 
@@ -130,11 +130,11 @@ def test_variance_of_gradients_is_that_of_one_sample_over_the_batch_size():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
     images, labels = torch.randn(30, 3, 2, 2), torch.randint(3, (30,))
     pairs = zip(images.split(1), labels.split(1), strict=True)
-    each = torch.stack([minima._gradient(model, *pair) for pair in pairs]).double()
+    each = torch.stack([training._gradient(model, *pair) for pair in pairs]).double()
     sigma2 = float((each - each.mean(0)).square().sum(1).mean())
     for batch in (1, 4, 16):
         drawn = torch.Generator().manual_seed(batch)
-        found = minima.gradient_variance(model, (images, labels), batch, 600, drawn)
+        found = training.gradient_variance(model, (images, labels), batch, 600, drawn)
         assert found == pytest.approx(sigma2 / batch, rel=0.1)
 
 
@@ -144,8 +144,8 @@ def test_rises_of_a_known_bowl():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False))
     batch = torch.randn(8, 1, 2, 2), torch.randint(2, (8,))
     before = [p.clone() for p in model.parameters()]
-    due = 1e-3 * float(minima._gradient(model, *batch).norm())
-    assert minima.worst_rise(model, batch, 1e-3) == pytest.approx(due, rel=1e-2)
+    due = 1e-3 * float(training._gradient(model, *batch).norm())
+    assert training.worst_rise(model, batch, 1e-3) == pytest.approx(due, rel=1e-2)
     assert all(map(torch.equal, before, model.parameters()))
 
 

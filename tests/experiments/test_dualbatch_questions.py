@@ -317,18 +317,3 @@ def test_the_farthest_is_widened_for_the_choice():
     off = mean_of([1.2, 1.201, 1.202], log=True)
     labels = [case.label for case in farthest(off=off, wide=mean_of([0.6, 1.0, 1.7], log=True))]
     assert labels == ["farthest of 2: wide", "surest of 2: off"]
-
-
-# Solved tables.
-
-
-def rows(change, first=None):
-    """Return the edit of the first rows of a solved table."""
-
-    def edit(record):
-        for row in record.metrics.get("rows", ())[:first]:
-            for name, by in change.items():
-                if row.get(name) is not None:
-                    row[name] += by
-
-    return edit

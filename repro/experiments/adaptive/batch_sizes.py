@@ -1,6 +1,7 @@
 """How do cost, θ and accuracy depend on the batch size, and when does θ peak? Figures 1, 2 and 6.
 
-Of trainings with one batch size all along, their rates in proportion to it.
+Of trainings with one batch size all along, their rates in proportion to it. And what is the largest
+stable batch, by the norms of its gradients? Section III-D.
 """
 
 import itertools
@@ -14,7 +15,7 @@ import numpy as np
 
 from repro.experiments import judge
 from repro.experiments.adaptive import read, runs
-from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM
+from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, SIMILAR, TASKS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
@@ -58,11 +59,8 @@ def first_peaks(results: Results, records: Sequence[Record]) -> BySeed:
 
 def further(results: Results, task: str) -> dict[int, list[Record]]:
     """First epochs of further seeds that did not end before, by the paper's batch size."""
-    found: dict[int, list[Record]] = {}
-    for record in results.ok(FIRST_EPOCHS, task=task):
-        if record.metrics["completed"] == record.config["epochs"]:
-            found.setdefault(record.config["stands_for"], []).append(record)
-    return dict(sorted(found.items()))
+    begun = results.ok(runs.FIRST_EPOCHS, task=task)
+    return read.by_papers_size(r for r in begun if r.metrics["completed"] == r.config["epochs"])
 
 
 # Tables and figures
@@ -73,17 +71,17 @@ def table(results: Results, tasks: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for task in tasks:
         paper = PAPER[task]
+        told = {paper[name]["batch"]: read.printed(paper[name]) for name in ("best", "linear")}
         peak = " to ".join(dict.fromkeys(map(str, paper.get("peak", ()))))
         peaks = (paper["theta"]["batch"], *paper.get("peak_of", ()))
         for size, records in read.by_size(results, task).items():
-            told = [paper[name] for name in ("best", "linear") if paper[name]["batch"] == size]
             metric = read.final(results, records, runs.METRIC[task])
             rows.append(
                 {
                     "task": task,
                     "B, paper": size,
                     "B": read.batch_of(records),
-                    "accuracy or PSNR, paper": read.printed(told[0]) if told else DASH,
+                    "accuracy or PSNR, paper": told.get(size, DASH),
                     "accuracy or PSNR": Summary.of(metric).text(),
                     "θ peaks in epoch, paper": peak if size in peaks else DASH,
                     "θ peaks in epoch": read.span(first_peaks(results, records)),
@@ -128,18 +126,13 @@ def over_best(results: Results, kept: bool) -> Cases:
     sizes = {f"B = {size}": size for size in every if (size <= paper["kept_up_to"]) == kept}
 
     def gap(name: str) -> Estimate:
-        pair = [trainings.get(size, []) for size in (sizes[name], _best(DIV2K))]
-        ours, best = (read.final(results, records, "psnr") for records in pair)
-        found = judge.difference(ours, best, read.UNIT[DIV2K])
-        return replace(found, label=f"B = {' over '.join(map(_sized, pair))}")
+        pair = {size: trainings.get(size, []) for size in (sizes[name], _best(DIV2K))}
+        found = read.over(results, DIV2K, *pair.values())
+        ours = {size: read.batch_of(records) for size, records in pair.items()}
+        sized = [f"{own}" if own == size else f"{own} (for {size})" for size, own in ours.items()]
+        return replace(found, label=f"B = {' over '.join(sized)}")
 
     return judge.cases(sizes, gap)
-
-
-def _sized(records: Sequence[Record]) -> str:
-    """A batch size, and the paper's where that is another."""
-    ours, paper = read.batch_of(records), records[0].config["stands_for"]
-    return f"{ours}" if ours == paper else f"{ours} (for {paper})"
 
 
 def slower(results: Results) -> Cases:
@@ -192,15 +185,12 @@ def sharpness(results: Results) -> Cases:
     """
     trainings = _trainings(results, CIFAR, 2)
 
-    def over(a: int, b: int, name: str, unit: str = "") -> Estimate:
-        first, second = (read.final(results, trainings[n], name) for n in (a, b))
-        return judge.difference(first, second, unit)
-
     def compared(a: int, b: int) -> Estimate:
-        theta = over(a, b, "theta")
+        first, second = (read.final(results, trainings[n], "theta") for n in (a, b))
+        theta = judge.difference(first, second)
         if theta.mean < 0:
-            a, b, theta = b, a, over(b, a, "theta")
-        accuracy = over(a, b, "accuracy", read.UNIT[CIFAR])
+            a, b, theta = b, a, replace(theta, mean=-theta.mean)
+        accuracy = read.over(results, CIFAR, trainings[a], trainings[b])
         if theta.interval()[0] > 0:
             return replace(accuracy, label=f"accuracy of B = {a}, where θ is higher, over {b}")
         label, note = f"accuracy of B = {a} over {b}", "seeds do not tell which θ is higher"
@@ -271,13 +261,9 @@ def interval(results: Results, tasks: Sequence[str]) -> Cases:
 
 def _peaks(tasks: Sequence[str]) -> dict[str, Callable[[Results], Cases]]:
     """The claims on θ's peak, of some tasks."""
-
-    def of_each(estimate: Callable[[Results, str], Estimate]) -> Callable[[Results], Cases]:
-        return lambda results: judge.cases(tasks, partial(estimate, results))
-
     return {
-        "later_peak": of_each(later_peak),
-        "rises_first": of_each(rises_first),
+        "later_peak": lambda results: judge.cases(tasks, partial(later_peak, results)),
+        "rises_first": lambda results: judge.cases(tasks, partial(rises_first, results)),
         "interval": partial(interval, tasks=tasks),
     }
 
@@ -328,4 +314,107 @@ FIGURE6 = read.artefact(
     rows=partial(table, tasks=[DIV2K, PHANTOM]),
     draw=partial(figure, shown=[(t, "theta", "θ after the epoch") for t in (DIV2K, PHANTOM)]),
     claims=_peaks((DIV2K, PHANTOM)),
+)
+
+# The largest stable batch, by the norms of its gradients (section III-D).
+
+
+def _norms(results: Results, task: str) -> dict[int, dict[int, BySeed]]:
+    """The norms by epochs trained, then by batch size, one value for each seed."""
+    records = results.ok("norms", task=task)
+
+    def cell(moment: int, place: int) -> BySeed:
+        return results.cell(records, lambda r: r.metrics["points"][moment]["norms"][place])
+
+    return {
+        point["epochs"]: {n: cell(moment, k) for k, n in enumerate(records[0].metrics["sizes"])}
+        for moment, point in enumerate(records[0].metrics["points"] if records else ())
+    }
+
+
+def norms_table(results: Results) -> list[dict[str, Any]]:
+    """Gradient norms by batch size, and the maximum stable one."""
+    rows = []
+    for task in TASKS:
+        records, paper = results.ok("norms", task=task), PAPER[task]
+        for moment, (epochs, norms) in enumerate(_norms(results, task).items()):
+            stable = [record.metrics["points"][moment]["stable"] for record in records]
+            listed = ", ".join(f"{size}: {np.mean(own):.3g}" for size, own in norms.items())
+            rows.append(
+                {
+                    "task": task,
+                    "after epochs": epochs,
+                    "‖∇w‖ by batch size": listed,
+                    "B_s, paper, at scale": round(
+                        paper["theta"]["batch"] * read.batch_of(records) / paper["best"]["batch"]
+                    ),
+                    "B_s": read.span(stable),
+                    "n": len(stable),
+                }
+            )
+    return rows
+
+
+def stable_by_norms(norms: Mapping[int, Sequence[float]]) -> int:
+    """The largest size up to which the mean norm is similar to that of the smallest."""
+    from repro.adaptive import GradientNorm, stable_batch
+
+    means = [GradientNorm(size, float(np.mean(own)), math.nan) for size, own in norms.items()]
+    return stable_batch(means, SIMILAR)
+
+
+def keeps_accuracy(results: Results) -> Cases:
+    """Ends with the size that the norms at w_0 find, less those with the smallest."""
+    first = {task: next(iter(_norms(results, task).values()), {}) for task in TASKS}
+    sizes = {task: (stable_by_norms(own), min(own)) for task, own in first.items() if own}
+    larger = [task for task, (stable, smallest) in sizes.items() if stable > smallest]
+    if sizes and not larger:
+        raise NotRun("by the norms no batch above the smallest is stable")
+
+    def compared(task: str) -> Estimate:
+        read.has_learned(results, task)
+        trainings = {read.batch_of(own): own for own in read.by_size(results, task).values()}
+        own, smallest = sizes[task]
+        gap = read.over(results, task, trainings.get(own, []), trainings.get(smallest, []))
+        return replace(gap, label=f"{task}: B = {own} over {smallest}")
+
+    return judge.cases(larger, compared)
+
+
+def over_smallest(results: Results, times: int) -> Cases:
+    """The norm at a multiple of B_s over that at the smallest size, whenever measured.
+
+    Beyond B_s over the lower end of similar norms: the mean of more gradients has a lower norm in
+    any case, and has to be that much lower. Of another network or other batch sizes the paper tells
+    no stable one.
+    """
+    found: dict[str, Case] = {}
+    for task in TASKS:
+        record = results.first("norms", task=task)
+        if record is None:
+            found[task] = NotRun("no records")
+            continue
+        whole = read.batch_of([record]) == PAPER[task]["best"]["batch"]
+        if not whole or record.config["model"] != runs.PROFILES["paper"][task]["model"]:
+            found[task] = NotRun("another network or other batch sizes than the paper's")
+            continue
+        size = times * PAPER[task]["theta"]["batch"]
+        for epochs, norms in _norms(results, task).items():
+            case = judge.ratio(norms[size], norms[min(norms)])
+            if times > 1:
+                note = f"over {100 * (1 - SIMILAR):g} % of the smallest batch's"
+                case = replace(case, mean=case.mean - math.log(1 - SIMILAR), note=note)
+            found[f"{task}, after {epochs} epochs"] = case
+    return found
+
+
+STABLE = read.artefact(
+    "stable",
+    plan=runs.stable,
+    rows=norms_table,
+    claims={
+        "keeps_accuracy": keeps_accuracy,
+        "similar_up_to": partial(over_smallest, times=1),
+        "lower_beyond": partial(over_smallest, times=2),
+    },
 )

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from repro import adaptive, datasets, models
-from repro.experiments.adaptive.layerwise import LAMB, LARS
 from repro.experiments.captured import low_precision
 from repro.measure import accelerator
 from repro.restoration import evaluate_psnr
@@ -40,6 +39,80 @@ def build_model(config: Config, classes: int, device: str) -> nn.Module:
     return model
 
 
+# Optimizers whose step of a layer follows the layer's norm (section V). Differs from the papers:
+# vectors (biases, scales and shifts of normalisation) take the plain step, without weight decay,
+# since the norm of a vector that begins at 0 says nothing.
+
+
+class _Layerwise(torch.optim.Optimizer):
+    """Goes through the parameters that have a gradient; options are those of the update."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, **options: Any) -> None:
+        super().__init__(params, {"lr": lr, **options})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group, self.state[p])
+
+    def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
+        raise NotImplementedError
+
+
+def _ratio(weights: Tensor, update: Tensor, more: Tensor | float = 0.0) -> Tensor:
+    """‖w‖ / (‖update‖ + more), 1 where either norm is 0."""
+    weights_norm, update_norm = torch.linalg.vector_norm(weights), torch.linalg.vector_norm(update)
+    both = (weights_norm > 0) & (update_norm > 0)
+    return torch.where(both, weights_norm / (update_norm + more), torch.ones_like(weights_norm))
+
+
+class LARS(_Layerwise):
+    """Momentum SGD with a rate of each layer's own.
+
+    Source: You, Gitman, Ginsburg, "Scaling SGD batch size to 32K for ImageNet training"
+    (arXiv:1708.03888), equation 6 and Algorithm 1: `lr` is γ, `momentum` m, `weight_decay` β and
+    `trust` η, the share of its norm by which a layer moves at a rate of 1.
+    """
+
+    def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
+        if p.ndim > 1:
+            decay = group["weight_decay"]
+            more = decay * torch.linalg.vector_norm(p)
+            local = group["trust"] * _ratio(p, gradient, more)  # equation 6
+            gradient = local * (gradient + decay * p)
+        if "velocity" not in state:
+            state["velocity"] = torch.zeros_like(p)
+        velocity = state["velocity"].mul_(group["momentum"]).add_(gradient, alpha=group["lr"])
+        p.sub_(velocity)
+
+
+class LAMB(_Layerwise):
+    """Adam with a rate of each layer's own.
+
+    Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes"
+    (arXiv:1904.00962), Algorithm 2, with φ the identity: `lr` is η, `betas` are of the running
+    means of gradient and squared gradient, `eps` is ε and `weight_decay` λ.
+    """
+
+    def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
+        if not state:
+            state["step"] = 0
+            state["mean"], state["square"] = torch.zeros_like(p), torch.zeros_like(p)
+        state["step"] += 1
+        first, second = group["betas"]
+        mean = state["mean"].lerp_(gradient, 1 - first)
+        square = state["square"].lerp_(gradient.square(), 1 - second)
+        mean = mean / (1 - first ** state["step"])
+        update = mean / ((square / (1 - second ** state["step"])).sqrt() + group["eps"])
+        if p.ndim > 1:
+            update = update + group["weight_decay"] * p
+            update = _ratio(p, update) * update
+        p.sub_(update, alpha=group["lr"])
+
+
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer; the controller sets its rate."""
     options = dict(config["optimizer"])
@@ -57,9 +130,9 @@ def build_data(
     config: Config, data: datasets.ImageData, seed: int, device: str
 ) -> tuple[Loader, Evaluate]:
     """The loader of training images, on the device, and a function that measures a model."""
-    train = _some(data.train, config["train_samples"])
-    test = _some(data.val or data.test, config["test_samples"])
-    size = config["controller"]["batch"]
+    many, size, held = config["train_samples"], config["controller"]["batch"], data.val or data.test
+    train = data.train.evenly(min(many, len(data.train)))
+    test = held.evenly(min(config["test_samples"], len(held)))
     loader: Loader
     measure: Evaluate
     if config["task"] == "CIFAR":
@@ -70,11 +143,13 @@ def build_data(
         moved = {"seed": seed, "padding": config["padding"], "flip": config["flip"]}
         loader = datasets.TensorLoader(images, train.labels, size, **moved, **options)
         options |= {"shuffle": False}
-        held = datasets.TensorLoader(shown, test.labels, min(500, len(shown)), **options)
-        measure = partial(evaluate_classifier, batches=held, device=device)
+        batches = datasets.TensorLoader(shown, test.labels, min(500, len(shown)), **options)
+        measure = partial(evaluate_classifier, batches=batches, device=device)
     else:
-        many = config["train_samples"]
-        inputs, targets = (_as_many(images, many) for images in _pairs(config, train, 1))
+        # Each picture several times where they are fewer, for as many patches.
+        inputs, targets = (
+            images[torch.arange(many) % len(images)] for images in _pairs(config, train, 1)
+        )
         options = {"patch": config["patch"], "device": device}
         loader = datasets.PatchLoader(inputs, targets, size, seed=seed, augment=True, **options)
         # One crop of each image, as in the paper ("1-crop validation PSNR").
@@ -90,15 +165,6 @@ def build_data(
             return measure(model)
 
     return loader, evaluate
-
-
-def _some(split: datasets.Split, count: int) -> datasets.Split:
-    return split if count >= len(split) else split.evenly(count)
-
-
-def _as_many(images: Tensor, count: int) -> Tensor:
-    """So many pictures: each several times where they are fewer, for as many patches."""
-    return images[torch.arange(count) % len(images)] if count > len(images) else images
 
 
 def _three_channels(images: Tensor) -> Tensor:
@@ -123,11 +189,12 @@ def build_controller(
     if rule := options.pop("saturation", None):
         options["decay_at"] = adaptive.Saturation(**rule)
     kind, size = options.pop("kind"), options.pop("batch")
-    if kind == "fixed":
-        return adaptive.FixedBatch(size, options.pop("lr"), **options)
     if kind == "linear":
         return adaptive.LinearScaling(size, **options)
-    largest, lr = options.pop("max_batch"), options.pop("lr")
+    lr = options.pop("lr")
+    if kind == "fixed":
+        return adaptive.FixedBatch(size, lr, **options)
+    largest = options.pop("max_batch")
     if kind == "scheduled":
         return adaptive.ScheduledBatch(size, largest, lr, **options)
     if kind == "noise":

@@ -114,19 +114,17 @@ def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     step = CapturedStep(run.model, loss_fn, run.optimizer, captured=False)
     sizes = [size for size in config["sizes"] if size <= config["train_samples"]]
     given: dict[str, Any] = {"loss_fn": loss_fn, "batches": config["batches"], "seed": seed}
-    points = []
-    for epoch in range(max(config["after"]) + 1):
-        if epoch in config["after"]:
-            measured = adaptive.gradient_norms(run.model, run.loader, sizes, **given)
-            errors = [None if math.isnan(norm.error) else norm.error for norm in measured]
-            points.append(
-                {
-                    "epochs": epoch,
-                    "stable": adaptive.stable_batch(measured, SIMILAR),
-                    "norms": [norm.mean for norm in measured],
-                    "errors": errors,
-                }
-            )
-        if epoch < max(config["after"]):
+    points, trained = [], 0
+    for epochs in config["after"]:
+        for _ in range(epochs - trained):
             run.epoch(step, device)
+        trained = epochs
+        measured = adaptive.gradient_norms(run.model, run.loader, sizes, **given)
+        point = {
+            "epochs": epochs,
+            "stable": adaptive.stable_batch(measured, SIMILAR),
+            "norms": [norm.mean for norm in measured],
+            "errors": [None if math.isnan(norm.error) else norm.error for norm in measured],
+        }
+        points.append(point)
     return Outcome({"sizes": sizes, "points": points})

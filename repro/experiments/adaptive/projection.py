@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.adaptive.runs import DIV2K, PAPER, paper_schedule
 
 if TYPE_CHECKING:
-    from repro.adaptive import MeasuredStep, ScalingModel
+    from repro.adaptive import ScalingModel
     from repro.adaptive.scaling import StepCost
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -67,11 +67,15 @@ def breakdown() -> "dict[int, StepCost]":
     return {n: model.breakdown(paper_schedule(DIV2K, "theta"), samples, n) for n in NODES}
 
 
-def _steps_of(measurement: Mapping[str, Any], averaging: str) -> "list[MeasuredStep]":
-    """The measured steps of an averaging; ``none`` is one process."""
-    from repro.adaptive import MeasuredStep
+def fitted_here(measurement: Mapping[str, Any], without: int | None = None) -> "ScalingModel":
+    """Fit the model to a task's steps measured here, without two processes' of one batch size.
 
-    return [
+    Raises:
+        ValueError: Times do not grow with the samples, as steps of a toy model.
+    """
+    from repro.adaptive import MeasuredStep, ScalingModel
+
+    steps = [
         MeasuredStep(
             # Here the thread that communicates also sums, so that sums can be hidden like it.
             step["batch"],
@@ -81,21 +85,10 @@ def _steps_of(measurement: Mapping[str, Any], averaging: str) -> "list[MeasuredS
             step["blocked_s"],
         )
         for step in measurement["steps"]
-        if step["averaging"] == averaging
+        if step["averaging"] == "none" or (step["averaging"] == OURS and step["batch"] != without)
     ]
-
-
-def fitted_here(measurement: Mapping[str, Any], without: int | None = None) -> "ScalingModel":
-    """Fit the model to a task's steps measured here, without two processes' of one batch size.
-
-    Raises:
-        ValueError: Times do not grow with the samples, as steps of a toy model.
-    """
-    from repro.adaptive import ScalingModel
-
-    together = [step for step in _steps_of(measurement, OURS) if step.batch_size != without]
     return ScalingModel.fit(
-        [*_steps_of(measurement, "none"), *together],
+        steps,
         [(size, number, seconds) for size, number, seconds in measurement["messages"][OURS]],
         measurement["gradient_bytes"],
         measurement["buckets"],

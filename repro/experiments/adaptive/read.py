@@ -9,7 +9,7 @@ import numpy as np
 from repro.experiments import design, view
 from repro.experiments.adaptive import runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM, TRAININGS
-from repro.experiments.judge import BySeed, NotRun
+from repro.experiments.judge import BySeed, Estimate, NotRun, difference
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH
@@ -34,12 +34,16 @@ def diverged(results: Results, task: str, strategy: str) -> int:
 
 def by_size(results: Results, task: str) -> dict[int, list[Record]]:
     """The trainings with one batch size all along, by the paper's size, without diverged ones."""
+    every = [r for name in ("best", "fixed", "linear") for r in trained(results, task, name)]
+    return by_papers_size(record for record in every if not record.metrics["diverged"])
+
+
+def by_papers_size(records: Iterable[Record]) -> dict[int, list[Record]]:
+    """Records by the paper's batch size, in ascending order."""
     found: dict[int, list[Record]] = {}
-    for strategy in ("best", "fixed", "linear"):
-        for record in trained(results, task, strategy):
-            if not record.metrics["diverged"]:
-                found.setdefault(record.config["stands_for"], []).append(record)
-    return dict(sorted(found.items()))
+    for record in sorted(records, key=lambda record: record.config["stands_for"]):
+        found.setdefault(record.config["stands_for"], []).append(record)
+    return found
 
 
 def batch_of(records: Sequence[Record]) -> int:
@@ -69,6 +73,12 @@ def final(results: Results, records: Sequence[Record], name: str) -> BySeed:
     return results.cell(records, lambda record: record.metrics[name][-1])
 
 
+def over(results: Results, task: str, ours: Sequence[Record], others: Sequence[Record]) -> Estimate:
+    """The final accuracy or PSNR of trainings over that of others."""
+    first, second = (final(results, records, runs.METRIC[task]) for records in (ours, others))
+    return difference(first, second, UNIT[task])
+
+
 def updates_of(records: Iterable[Record]) -> list[int]:
     """The parameter updates of each training: its averagings of gradients."""
     return [sum(record.metrics["updates"]) for record in records]
@@ -78,11 +88,6 @@ def span(values: Sequence[float]) -> str:
     """Counts as one number or as their range."""
     ends = dict.fromkeys(f"{value:,.0f}" for value in (min(values), max(values))) if values else ()
     return " to ".join(ends) or DASH
-
-
-def interval(records: Iterable[Record]) -> str:
-    """K of θ-adaptive trainings, of those that found one."""
-    return span([k for record in records if (k := record.metrics["interval"][-1])])
 
 
 def printed(row: Mapping[str, Any]) -> str:
@@ -120,11 +125,10 @@ def networks(configs: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 def warnings(results: Results) -> Iterable[str]:
     """Yield the warnings of a caption: stand-ins, generated data, trainings that diverged."""
-    records = [record for record in results.records if record.dataset]
-    data = [((record.dataset or {})["name"], DATA[record.config["task"]]) for record in records]
-    yield from view.stand_ins([*networks(record.config for record in records), *data])
-    kinds = {(record.dataset or {})["name"]: (record.dataset or {})["kind"] for record in records}
-    if synthetic := [name for name, kind in kinds.items() if kind == "synthetic"]:
+    pairs = [(record.dataset, record.config) for record in results.records if record.dataset]
+    data = [(dataset["name"], DATA[config["task"]]) for dataset, config in pairs]
+    yield from view.stand_ins([*networks(config for _, config in pairs), *data])
+    if synthetic := {of["name"]: None for of, _ in pairs if of["kind"] == "synthetic"}:
         yield f"SYNTHETIC: {', '.join(synthetic)}."
     # First epochs are drawn nowhere.
     drawn = [record for record in results.records if record.experiment != FIRST_EPOCHS]

@@ -54,14 +54,6 @@ def epochs_of(profile: str, task: str, epochs: float) -> int:
     return max(1, round(epochs * share))
 
 
-def interval_of(profile: str, task: str) -> int:
-    """The paper's K, at the scale of the epochs where batches are no more the paper's."""
-    interval, at = int(PAPER[task]["interval"]), PROFILES[profile][task]
-    # Twice, so that the batch grows within the training.
-    whole = at["batches"] == 1 and 2 * interval <= at["epochs"]
-    return interval if whole else epochs_of(profile, task, interval)
-
-
 def paper_schedule(task: str, strategy: str) -> list[tuple[int, int]]:
     """The paper's batch sizes, and for how many epochs it used each."""
     paper = PAPER[task][strategy]
@@ -150,7 +142,12 @@ def controller(profile: str, task: str, strategy: str) -> dict[str, Any]:
         # Section III-E says no patience: ten is `Saturation`'s own, a short training has less.
         rule = {"patience": min(10, max(3, at["epochs"] // 12)), "threshold": SATURATED}
         return theta | {"decay": PAPER["decay"], "saturation": rule}
-    return theta | decays | ({"interval": interval_of(profile, task)} if strategy == GIVEN else {})
+    if strategy == GIVEN:
+        # At the scale of the epochs but where batches are the paper's and grow within the training.
+        interval = int(paper["interval"])
+        whole = at["batches"] == 1 and 2 * interval <= at["epochs"]
+        theta["interval"] = interval if whole else epochs_of(profile, task, interval)
+    return theta | decays
 
 
 def training(

@@ -8,6 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -211,7 +212,6 @@ def figure9(results: Results) -> "Figure":
 
 def few_samples(results: Results) -> Cases:
     """The time of a sample in the smallest step over the largest's, on one process."""
-    results.need("parallel")
     found: dict[str, Case] = {}
     for task, measurement in measured(results).items():
         times = projection.samples_of(measurement, "none")
@@ -242,17 +242,15 @@ def all_to_all_faster(results: Results) -> Cases:
 
 def steps_predicted(results: Results) -> Cases:
     """Steps of two processes, as the model has them from other sizes, over measured ones."""
-    results.need("parallel")
     found: dict[str, Case] = {}
     for task, measurement in measured(results).items():
         for size, times in projection.samples_of(measurement, projection.OURS).items():
-            try:
+            case: Case = NotRun("measured times do not grow with the samples")
+            with suppress(ValueError):
                 model = projection.fitted_here(measurement, without=size)
                 said = model.step(size, measurement["processes"]).total_s
-                found[f"{task}, B = {size}"] = over([said] * len(times), times, measurement)
-            except ValueError:
-                why = NotRun("measured times do not grow with the samples")
-                found[f"{task}, B = {size}"] = why
+                case = over([said] * len(times), times, measurement)
+            found[f"{task}, B = {size}"] = case
     return found
 
 

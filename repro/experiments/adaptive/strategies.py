@@ -65,7 +65,7 @@ def ours(results: Results, task: str, strategy: str, other: str) -> dict[str, An
         gap = None if strategy == other else compared(results, task, strategy, other)
     return {
         "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages) or DASH,
-        "K": read.interval(records),
+        "K": read.span([k for record in records if (k := record.metrics["interval"][-1])]),
         read.HEADING[task]: Summary.of(read.final(results, records, runs.METRIC[task])).text(),
         f"over {other.partition('_')[0]}": str(gap) if isinstance(gap, Estimate) else DASH,
         "n": f"{len(records)}, {lost} diverged" if lost else len(records),
@@ -112,10 +112,8 @@ def decay_table(results: Results) -> list[dict[str, Any]]:
 
 def fewer_updates(results: Results) -> Estimate:
     """The updates of the best fixed batch over θ-adaptive training's, for ``[story]``."""
-    fixed, grown = (
-        read.updates_of(read.trained(results, CIFAR, name)) for name in ("best", "theta")
-    )
-    return judge.ratio(fixed, grown)
+    fixed, grown = (read.trained(results, CIFAR, name) for name in ("best", "theta"))
+    return judge.ratio(read.updates_of(fixed), read.updates_of(grown))
 
 
 # Figures
@@ -192,24 +190,23 @@ def compared(
     A strategy that diverges ends below one that does not: with one seed it is not as high
     (`higher`), with all of them it is lower.
     """
+    both = [name_of(one), name_of(other)]
     ran = [read.trained(results, task, name, every=True) for name in (one, other)]
-    for name, records in zip((one, other), ran, strict=True):
-        if not records:
-            raise NotRun(f"{name_of(name)}: no records")
+    if not all(ran):
+        raise NotRun(f"{both[ran.index([])]}: no records")
     lost = [read.diverged(results, task, name) for name in (one, other)]
     if any(lost):
         said = ", ".join(
-            f"{name_of(name)}: {count} training{'s' * (count > 1)} diverged"
-            for name, count in zip((one, other), lost, strict=True)
+            f"{name}: {count} training{'s' * (count > 1)} diverged"
+            for name, count in zip(both, lost, strict=True)
             if count
         )
         holds = bool(lost[1]) == higher
         if all(lost) or (holds and max(lost) < len(ran[higher])):
             raise NotRun(f"{said}, and others did not" if not all(lost) else said)
         return Exact(holds, said)
-    ends, others = (read.final(results, records, runs.METRIC[task]) for records in ran)
     label = f"{name_of(one)} over {name_of(other)}"
-    return replace(judge.difference(ends, others, read.UNIT[task]), label=label)
+    return replace(read.over(results, task, *ran), label=label)
 
 
 def keeps_up(results: Results, task: str, strategy: str) -> Cases:

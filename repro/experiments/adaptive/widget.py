@@ -1,7 +1,7 @@
 """Any θ curve, live: the batch sizes, rates, updates and projected time that follow from it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,20 +21,13 @@ LARGEST = 2**13  # batch size that a slider reaches
 PEAK_IN = 200  # epochs in which a slider has θ peak and fall
 
 
-class Curve(NamedTuple):
-    """A task, and θ after each epoch of its training."""
-
-    task: str
-    theta: list[float]
-
-
 def explorers(_: Callable[[str], Results]) -> list[Explorer]:
     """Return the widget, which needs no records."""
 
     def computed(task: str, peak: int, tolerance: float, largest: int) -> tuple[str, Figure]:
-        curve = rising(task, peak)
-        steps = follow(curve, tolerance, largest)
-        return describe(curve, steps), draw(curve, steps)
+        theta = rising(task, peak)
+        steps = follow(task, theta, tolerance, largest)
+        return describe(task, steps), draw(task, theta, steps)
 
     tasks = {"ResNet-20, CIFAR-10": "CIFAR", "EDSR, DIV2K": "DIV2K", "EDSR, Phantom": "Phantom"}
     controls = {
@@ -48,37 +41,36 @@ def explorers(_: Callable[[str], Results]) -> list[Explorer]:
     return [Explorer("adaptive", controls, computed)]
 
 
-def rising(task: str, peak: int) -> Curve:
-    """A smooth curve that peaks in an epoch from 1 on, then falls slowly, as in Figures 2 and 6."""
+def rising(task: str, peak: int) -> list[float]:
+    """θ by epoch: smooth, with a peak in one from 1 on, then a slow fall, as in Figures 2 and 6."""
     relative = np.arange(1, PAPER[task]["epochs"] + 1) / peak
-    theta = np.maximum(relative * np.exp(1 - relative), np.where(relative > 1, 0.35, 0))
-    return Curve(task, theta.tolist())
+    return np.maximum(relative * np.exp(1 - relative), np.where(relative > 1, 0.35, 0)).tolist()
 
 
-def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:
-    """Let the controller decide on the curve; the setting of every epoch."""
-    paper = PAPER[curve.task]["theta"]
+def follow(task: str, theta: Sequence[float], tolerance: float, max_batch: int) -> list[Step]:
+    """Let the controller decide on θ; the setting of every epoch."""
+    paper = PAPER[task]["theta"]
     controller = ThetaController(
         paper["batch"],
         max(max_batch, paper["batch"]),
         paper["lr"],
         tolerance=tolerance,
         decay=PAPER["decay"],
-        decay_at=PAPER[curve.task].get("decay_at", ()),
+        decay_at=PAPER[task].get("decay_at", ()),
     )
     steps = [controller.observe(0.0, [torch.zeros(1, dtype=torch.float64)])]
-    for epoch, value in enumerate(curve.theta[:-1], start=1):
+    for epoch, value in enumerate(theta[:-1], start=1):
         # A cost that falls by 1 an epoch, as far from w_0 as gives this θ.
         moved = torch.tensor([epoch / value], dtype=torch.float64)
         steps.append(controller.observe(-epoch, [moved]))
     return steps
 
 
-def describe(curve: Curve, steps: Sequence[Step]) -> str:
+def describe(task: str, steps: Sequence[Step]) -> str:
     """A schedule in words: batch sizes, updates, time on a modelled cluster."""
     schedule = consecutive(step.batch_size for step in steps)
-    best, samples = paper_schedule(curve.task, "best"), PAPER[curve.task]["samples"]
-    model = projection.fitted_to_paper(curve.task)
+    best, samples = paper_schedule(task, "best"), PAPER[task]["samples"]
+    model = projection.fitted_to_paper(task)
     alone = model.training_time(best, samples, 1)
     nodes = [n for n in projection.NODES if n <= schedule[-1][0]]
     least, fastest = min((model.training_time(schedule, samples, n), n) for n in nodes)
@@ -92,18 +84,18 @@ def describe(curve: Curve, steps: Sequence[Step]) -> str:
     )
 
 
-def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
+def draw(task: str, curve: Sequence[float], steps: Sequence[Step]) -> Figure:
     """Draw θ, batches, rates and simulated speed-ups, on axes that are the same for a task."""
     drawn, axes = new_axes(1, 4, 11.6, 3.0)
     theta, batches, rates, speed = axes[0]
-    paper, epochs = PAPER[curve.task]["theta"], np.arange(1, len(steps) + 1)
-    theta.plot(epochs, curve.theta, color=INK, lw=1.8, label="θ")
+    paper, epochs = PAPER[task]["theta"], np.arange(1, len(steps) + 1)
+    theta.plot(epochs, curve, color=INK, lw=1.8, label="θ")
     interval, own = steps[-1].interval, look_of.LOOKS
     when = f"epoch K = {interval}" if interval else "epoch K (not found)"
     theta.axvline(interval or np.nan, color="#c0392b", ls="--", lw=1.3, label=when)
     schedules = {"theta": consecutive(step.batch_size for step in steps)}
-    schedules |= {name: paper_schedule(curve.task, name) for name in OTHERS}
-    model, samples = projection.fitted_to_paper(curve.task), PAPER[curve.task]["samples"]
+    schedules |= {name: paper_schedule(task, name) for name in OTHERS}
+    model, samples = projection.fitted_to_paper(task), PAPER[task]["samples"]
     for strategy, schedule in schedules.items():
         sizes = [size for size, count in schedule for _ in range(count)]
         sizes = (sizes + sizes[-1:] * len(steps))[: len(steps)]
@@ -112,7 +104,7 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
         batches.step(epochs, sizes, where="mid", label=NAMES[strategy], **look)
         nodes = [n for n in projection.NODES if n <= sizes[-1]]
         speed.plot(nodes, [model.speedup(schedule, samples, n) for n in nodes], **look)
-        at, value = PAPER[curve.task]["speedups"][strategy]
+        at, value = PAPER[task]["speedups"][strategy]
         if at:
             look_of.point(speed, at, value, own[strategy])
     rates.step(epochs, [step.lr for step in steps], where="mid", color=own["theta"]["color"])

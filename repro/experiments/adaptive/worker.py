@@ -65,9 +65,9 @@ def launch(
 def _in_rank(
     rank: int, function: Callable[[Any], Any], job: Any, processes: int, port: int, answered: Path
 ) -> None:
-    count, own = str(processes), str(rank)
-    os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), "RANK": own}
-    os.environ |= {"LOCAL_RANK": own, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
+    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     if found := function(job):
         answered.write_text(json.dumps(found), encoding="utf-8")
 
@@ -123,23 +123,16 @@ def _batch(job: Config, size: int, seed: int) -> tuple[torch.Tensor, torch.Tenso
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.rand(size, *job["input"], generator=generator)
     if job["target"] is None:
-        targets = torch.randint(10, (size,), generator=generator)
-    else:
-        targets = torch.rand(size, *job["target"], generator=generator)
-    return inputs, targets
+        return inputs, torch.randint(10, (size,), generator=generator)
+    return inputs, torch.rand(size, *job["target"], generator=generator)
 
 
 def _trainer(job: Config, way: str) -> adaptive.DataParallel:
     torch.manual_seed(job["seed"])
     model = building.build_model(job, 10, "cpu").train()
-    return adaptive.DataParallel(
-        model,
-        building.loss_of(job),
-        building.build_optimizer(job, model),
-        "allreduce" if way == "none" else way,  # type: ignore[arg-type]
-        bucket_bytes=job["bucket_bytes"],
-        timeout_s=TIMEOUT_S,
-    )
+    averaging: Any = "allreduce" if way == "none" else way
+    parts = model, building.loss_of(job), building.build_optimizer(job, model), averaging
+    return adaptive.DataParallel(*parts, bucket_bytes=job["bucket_bytes"], timeout_s=TIMEOUT_S)
 
 
 def _steps(job: Config, ways: list[str]) -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.dualbatch import cells, real_workers, runs
-from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, PAPER, WORKERS, K, mix
+from repro.experiments.dualbatch.cells import Line
+from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, KS, PAPER, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
 from repro.records import Record
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
 Groups = Mapping[str, cells.Lines]  # by title, then by a name of `drawing.STYLES`
+Pairs = Mapping[str, tuple[tuple[str, str], tuple[str, str]]]  # by case, titles and names of lines
 
 
 def table(results: Results, of: Callable[[Results], Groups], columns: str) -> list[dict[str, Any]]:
@@ -39,93 +41,89 @@ def table(results: Results, of: Callable[[Results], Groups], columns: str) -> li
 
 def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> "Figure":
     """Draw gains, and where they are `over` another training curves by epoch, by group."""
-    from repro.experiments.dualbatch import drawing
+    from repro.experiments.dualbatch.drawing import draw_trainings
 
+    return draw_trainings(results, of(results), over)
+
+
+def compare(results: Results, of: Callable[[Results], Groups], pairs: Pairs) -> Cases:
+    """By case, the accuracy of one line over another's."""
     groups = of(results)
-    drawn = {title: cells.gains(results, lines) for title, lines in groups.items()}
-    return drawing.draw_trainings(groups, drawn, over)
+    trained = {
+        case: (groups[title][name].records, groups[base][other].records)
+        for case, ((title, name), (base, other)) in pairs.items()
+    }
+    return cells.compared(results, trained)
 
 
 # Table 3: the factor by which a worker's update counts.
 
 
-def by_factor(results: Results) -> dict[str, cells.Lines]:
+def by_factor(results: Results) -> dict[str, dict[str, Line]]:
     """The trainings of Table 3 by mix and factor, compared with no factor."""
     groups = {}
     for paper in PAPER["table3"]:
         n = paper["n_small"]
         trained = {
-            name: (cells.section51(results, K[1], n, f), paper[f]) for f, name in FACTORS.items()
+            name: Line(cells.section51(results, K[1], n, f), paper[f])
+            for f, name in FACTORS.items()
         }
         groups[mix(n)] = cells.lines_over(trained, trained["none"])
     return groups
 
 
-def factor_gains(results: Results) -> Cases:
-    """d_S/d_L over none in all cases, its root in those where the paper sees a gain."""
-    tried = [("linear", n) for n in range(1, WORKERS)] + [("sqrt", n) for n in range(2, WORKERS)]
-    groups = by_factor(results)
-    lines = {f"{FACTORS[f]}, n_S = {n}": groups[mix(n)][FACTORS[f]] for f, n in tried}
-    return cells.over_base(results, lines)
-
-
+# d_S/d_L in all cases, its root in those where the paper sees a gain.
+_TRIED = [("linear", n) for n in range(1, WORKERS)] + [("sqrt", n) for n in range(2, WORKERS)]
+OVER_NONE = {
+    f"{FACTORS[f]}, n_S = {n}": ((mix(n), FACTORS[f]), (mix(n), "none")) for f, n in _TRIED
+}
 TABLE3 = cells.artefact(
     "table3",
     rows=partial(table, of=by_factor, columns="workers, factor"),
     draw=partial(draw, of=by_factor, over="no factor"),
-    claims={"factor_gains": factor_gains},
+    claims={"factor_gains": partial(compare, of=by_factor, pairs=OVER_NONE)},
 )
 
 # Table 5: the number of small-batch workers.
 
 
-def by_mix(results: Results, k: float) -> cells.Lines:
+def by_mix(results: Results, k: float) -> dict[str, Line]:
     """The trainings at one k by mix, compared with large batches alone."""
     paper = {row["n_small"]: row for row in PAPER["table5"]["rows"] if row["k"] == k}
     paper[0] = PAPER["table5"]["baseline"]
-    trained = {mix(n): (cells.section51(results, k, n), paper[n]) for n in ALL}
+    trained = {mix(n): Line(cells.section51(results, k, n), paper[n]) for n in ALL}
     return cells.lines_over(trained, trained[mix(0)])
 
 
-def by_k(results: Results) -> dict[str, cells.Lines]:
+def by_k(results: Results) -> dict[str, dict[str, Line]]:
     """The trainings of Table 5 by k."""
-    return {f"k = {k:g}": by_mix(results, k) for k in K}
-
-
-def over_another(results: Results, mixes: Sequence[tuple[int, int]]) -> Cases:
-    """At each k, numbers of small-batch workers over others."""
-    pairs = {}
-    for k, (n, base) in itertools.product(K, mixes):
-        name = f"k = {k:g}" + f", n_S = {n}" * (len(mixes) > 1)
-        pairs[name] = cells.section51(results, k, n), cells.section51(results, k, base)
-    return cells.compared(results, pairs)
+    return {name: by_mix(results, k) for name, k in KS.items()}
 
 
 def over_best(results: Results, metric: str, wanted: int, sign: int) -> Cases:
     """A number of small-batch workers over the best of the others: highest, or lowest if -1."""
-    names = {f"k = {k:g}": k for k in K}
-    others = [n for n in ALL if n != wanted]
+    groups = by_k(results)
 
     def best(name: str) -> Estimate:
-        ours = cells.section51(results, names[name], wanted)
-        over = {
-            n: cells.change(results, ours, cells.section51(results, names[name], n), metric)
-            for n in others
-        }
-        closest = min(others, key=lambda n: sign * over[n].mean)
+        trained = {n: groups[name][mix(n)].records for n in ALL}
+        ours = trained.pop(wanted)
+        over = {n: cells.change(results, ours, base, metric) for n, base in trained.items()}
+        closest = min(over, key=lambda n: sign * over[n].mean)
         label = f"{name}, n_S = {wanted} over {closest}"
-        return replace(over[closest], candidates=len(others), label=label)
+        return replace(over[closest], candidates=len(over), label=label)
 
-    return cases(names, best)
+    return cases(groups, best)
 
 
+_GAINS = itertools.product(KS, range(2, WORKERS + 1))
+OVER_LARGE = {f"{k}, n_S = {n}": ((k, mix(n)), (k, mix(0))) for k, n in _GAINS}
 TABLE5 = cells.artefact(
     "table5",
     rows=partial(table, of=by_k, columns="k, workers"),
     draw=partial(draw, of=by_k, over=mix(0)),
     claims={
-        "gain": partial(over_another, mixes=[(n, 0) for n in range(2, WORKERS + 1)]),
-        "one_too_few": partial(over_another, mixes=[(1, 3)]),
+        "gain": partial(compare, of=by_k, pairs=OVER_LARGE),
+        "one_too_few": partial(compare, of=by_k, pairs={k: ((k, mix(1)), (k, mix(3))) for k in KS}),
         "three_best": partial(over_best, metric="accuracy", wanted=3, sign=1),
         "lowest_loss": partial(over_best, metric="test_loss", wanted=1, sign=-1),
     },
@@ -134,7 +132,7 @@ TABLE5 = cells.artefact(
 # Tables 8 and 10: the resolution cycled as well.
 
 
-def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, cells.Lines]:
+def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, dict[str, Line]]:
     """Both schemes by mix, compared with the paper's baseline: four large-batch workers."""
     table, setting, base = (
         ("table10", runs.SECTION_5_2_3, "hybrid")
@@ -143,7 +141,7 @@ def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, cells.Lines
     )
     trained = {
         scheme: {
-            mix(n): (results.ok("train", setting=setting, n_small=n, scheme=scheme), row)
+            mix(n): Line(results.ok("train", setting=setting, n_small=n, scheme=scheme), row)
             for n, row in enumerate(PAPER[table][key])
         }
         for scheme, key in runs.SCHEMES.items()
@@ -153,33 +151,28 @@ def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, cells.Lines
 
 def scheme_table(results: Results, role: str) -> list[dict[str, Any]]:
     """Both schemes by the number of small-batch workers, and the time of real workers."""
-    rows = table(results, partial(by_scheme, role=role), "scheme, workers")
-    return [*rows, real_workers.saving_row(results, role)]
+    ours = real_workers.saving(results, role)[role]
+    paper = PAPER["table8" if role == runs.CIFAR else "table10"]
+    saving = {
+        "scheme": "time of hybrid over dual-batch",
+        "paper": f"×{paper['hybrid_s'] / paper['dual_batch_s']:.2f}",
+        "real workers": f"not run: {ours}" if isinstance(ours, NotRun) else str(ours),
+    }
+    return [*table(results, partial(by_scheme, role=role), "scheme, workers"), saving]
 
 
-def hybrid_over(results: Results, base: str) -> Cases:
-    """The hybrid scheme over dual-batch learning, or over its own large batches alone."""
-    lines = by_scheme(results)
-    pairs = {}
-    for n in ALL[1:]:
-        other = lines[base][mix(0 if base == "hybrid" else n)]
-        pairs[f"n_S = {n}"] = lines["hybrid"][mix(n)].records, other.records
-    return cells.compared(results, pairs)
-
-
-def hybrid_gain(results: Results) -> Cases:
-    """The hybrid scheme with three small-batch workers over large batches alone."""
-    return cells.over_base(results, {"n_S = 3": by_scheme(results)["hybrid"][mix(3)]})
-
-
+_HYBRID = {f"n_S = {n}": ("hybrid", mix(n)) for n in ALL[1:]}
+OVER_DUAL = {case: (line, ("dual-batch", line[1])) for case, line in _HYBRID.items()}
+OVER_CYCLIC = {case: (line, ("hybrid", mix(0))) for case, line in _HYBRID.items()}
+OVER_BASE = {"n_S = 3": (("hybrid", mix(3)), ("dual-batch", mix(0)))}
 TABLE8 = cells.artefact(
     "table8",
     rows=partial(scheme_table, role=runs.CIFAR),
     draw=partial(draw, of=by_scheme, over=f"{mix(0)}, uncycled"),
     claims={
-        "accuracy": partial(hybrid_over, base="dual-batch"),
-        "gain": hybrid_gain,
-        "over_cyclic": partial(hybrid_over, base="hybrid"),
+        "accuracy": partial(compare, of=by_scheme, pairs=OVER_DUAL),
+        "gain": partial(compare, of=by_scheme, pairs=OVER_BASE),
+        "over_cyclic": partial(compare, of=by_scheme, pairs=OVER_CYCLIC),
         "saving": partial(real_workers.saving, role=runs.CIFAR),
     },
 )
@@ -189,9 +182,9 @@ def imagenet(results: Results, numbers: Sequence[int]) -> Cases:
     """Both schemes over the paper's baseline, hybrid with n_S = 0."""
     if not results.ok("train", setting=runs.SECTION_5_2_3):
         raise NotRun("trained under the profile paper alone, which needs ImageNet")
-    pairs = itertools.product(by_scheme(results, IMAGENET).items(), numbers)
-    lines = {f"{scheme}, n_S = {n}": of[mix(n)] for (scheme, of), n in pairs}
-    return cells.over_base(results, lines)
+    trained = itertools.product(runs.SCHEMES, numbers)
+    pairs = {f"{by}, n_S = {n}": ((by, mix(n)), ("hybrid", mix(0))) for by, n in trained}
+    return compare(results, partial(by_scheme, role=IMAGENET), pairs)
 
 
 TABLE10 = cells.artefact(
@@ -207,34 +200,28 @@ TABLE10 = cells.artefact(
 # The gains of dual batches in one table; and is it the mix that gains, or more updates?
 
 
-def gain_groups(results: Results) -> dict[str, cells.Lines]:
+def gain_groups(results: Results) -> dict[str, dict[str, Line]]:
     """The gains of Tables 5 and 8 over large batches alone."""
     groups = {f"{100 * (k - 1):.0f} % more time (Table 5)": by_mix(results, k) for k in K}
-    hybrid = dict(by_scheme(results)["hybrid"])
+    hybrid = by_scheme(results)["hybrid"]
     del hybrid[mix(0)]  # which has no small batches
     return groups | {"resolution cycled as well (Table 8)": hybrid}
 
 
-def update_groups(results: Results) -> dict[str, cells.Lines]:
+def update_groups(results: Results) -> dict[str, dict[str, Line]]:
     """The gains of mixes over as many updates; with momentum kept, over large batches."""
-    groups = {f"{k}, over 4 small": _over_small(lines) for k, lines in by_k(results).items()}
-    kept = {}
-    for n, (name, line) in enumerate(by_mix(results, K[1]).items()):
-        if again := results.ok("train", setting=runs.KEPT, n_small=n):
-            kept[name] = (again, line.paper)
+    groups = {}
+    for k, lines in by_k(results).items():
+        both = {mix(n): lines[mix(n)] for n in range(1, WORKERS)}  # batch sizes
+        groups[f"{k}, over 4 small"] = cells.lines_over(both, lines[mix(WORKERS)])
+    kept = {
+        name: Line(again, line.paper)
+        for n, (name, line) in enumerate(by_mix(results, K[1]).items())
+        if (again := results.ok("train", setting=runs.KEPT, n_small=n))
+    }
     if mix(0) in kept:
         groups["momentum kept, over large batches"] = cells.lines_over(kept, kept[mix(0)])
     return groups
-
-
-def _over_small(lines: cells.Lines) -> cells.Lines:
-    """The mixes of both batch sizes, compared with four small-batch workers."""
-    base, pure = lines[mix(WORKERS)], (mix(0), mix(WORKERS))
-    return {
-        name: cells.Line(line.records, line.paper, base.records, base.paper)
-        for name, line in lines.items()
-        if name not in pure
-    }
 
 
 GAINS, UPDATES = (
@@ -249,16 +236,12 @@ GAINS, UPDATES = (
 # Does the gain stay at rates tuned for each mix?
 
 
-def _at_rate(results: Results, n: int, rate: float) -> list[Record]:
-    return results.ok("train", setting=runs.SEARCH, n_small=n, rate=rate)
-
-
-def best_rate(results: Results, n: int) -> float | None:
+def best_rate(tried: Mapping[float, Sequence[Record]]) -> float | None:
     """The rate with the best mean accuracy on held-out images; None where not all were run."""
     means = {}
-    for rate in runs.rates_of(results.profile, n):
-        records = [r for r in _at_rate(results, n, rate) if r.seed in runs.SEARCH_SEEDS]
-        means[rate] = Summary.of(r.metrics["held_out"][-1] for r in records).mean
+    for rate, records in tried.items():
+        ends = [r.metrics["held_out"][-1] for r in records if r.seed in runs.SEARCH_SEEDS]
+        means[rate] = Summary.of(ends).mean
     return None if any(map(math.isnan, means.values())) else max(means, key=lambda r: means[r])
 
 
@@ -266,9 +249,13 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
     rows = []
     for n in runs.SEARCHED:
-        tried, best = runs.rates_of(results.profile, n), best_rate(results, n)
-        for rate in tried:
-            records, edge = _at_rate(results, n, rate), rate in (tried[0], tried[-1])
+        tried = {
+            rate: results.ok("train", setting=runs.SEARCH, n_small=n, rate=rate)
+            for rate in runs.rates_of(results.profile, n)
+        }
+        best = best_rate(tried)
+        for rate, records in tried.items():
+            edge = rate in (min(tried), max(tried))
             mark = f" (best{'; untuned (edge of the grid)' * edge})" * (rate == best)
             row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{mark}"}
             for metric, images in (("held_out", "images held out"), ("accuracy", "test images")):

@@ -1,19 +1,21 @@
 """The parts of a training: model, data, plan, schedule, step."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from repro import models
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, dense
-from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Share, Stage, SubStage
-from repro.dualbatch.shares import resized
+from repro.dualbatch import DualBatchPlan, Share
+from repro.dualbatch.shares import Batches, resized
 from repro.experiments.captured import CapturedPasses, CapturedStep, low_precision
+from repro.experiments.dualbatch.runs import WORKERS
 from repro.measure import TimeModel
 from repro.training import evaluate_classifier
 
@@ -38,18 +40,6 @@ def plan_of(entry: Config) -> DualBatchPlan:
     return DualBatchPlan.solve(model, **options)
 
 
-def schedule_of(config: Config) -> CyclicProgressiveSchedule:
-    """The schedule of a configuration."""
-    return CyclicProgressiveSchedule(
-        [Stage(int(epochs), lr) for epochs, lr in config["stages"]],
-        [
-            SubStage(entry["resolution"], entry["dropout"], plan_of(entry["plan"]))
-            for entry in config["sub_stages"]
-        ],
-        warmup_epochs=config["warmup_epochs"],
-    )
-
-
 class TrainingData:
     """The images of a training on a device, as mini-batches of any share or for evaluation.
 
@@ -64,43 +54,38 @@ class TrainingData:
         self.held_out = None
         if config.get("held_out"):
             kept, left = data.train.parted(wanted)
-            self.held_out = _on(device, _three_channels(left))
+            self.held_out = _on(device, left)
         else:
-            kept = data.train if wanted == len(data.train) else data.train.evenly(wanted)
+            kept = data.train.evenly(wanted)
         train = _three_channels(kept)
-        count = min(config["test_samples"], len(data.test))
-        test = _three_channels(data.test.evenly(count))
         for entry in config["sub_stages"]:  # sets come in squares, of the highest resolution
             resized(train.images.shape, entry["resolution"])
         self.augment = dict(config["augment"])
-        few = min(STREAMED_STATISTICS, len(train))
         # All images where they lie in memory; of the others some, evenly.
-        whole = isinstance(train.images, torch.Tensor)
-        self.statistics = channel_statistics(
-            train.images if whole else dense(train.evenly(few).images)
-        )
+        whole = isinstance(train.images, Tensor)
+        some = train if whole else train.evenly(min(STREAMED_STATISTICS, len(train)))
+        self.statistics = channel_statistics(dense(some.images))
         self.images, self.labels = _on(device, train)
-        self.test = _on(device, test)
+        self.test = _on(device, data.test.evenly(min(config["test_samples"], len(data.test))))
 
-    def __call__(self, share: Share) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __call__(self, share: Share) -> Batches:
         """Yield the augmented mini-batches of a share, in its order."""
-        mean, std = self.statistics
         # Gathered in pieces: a share of ImageNet is tens of gigabytes.
         image_bytes = math.prod(self.images.shape[1:])
         batches = max(1, GATHERED_AT_ONCE // (share.batch_size * image_bytes))
-        for number, piece in enumerate(share.indices.split(share.batch_size * batches)):
-            chosen = piece.to(self.labels.device)
-            yield from TensorLoader(
-                dense(self.images[chosen]),
-                self.labels[chosen],
-                share.batch_size,
-                seed=share.seed + number,
-                shuffle=False,
-                resolution=share.resolution,
-                mean=mean,
-                std=std,
-                **self.augment,
-            )
+        size, options = share.batch_size, {"resolution": share.resolution, **self.augment}
+        for number, piece in enumerate(share.indices.split(size * batches)):
+            seed = share.seed + number
+            yield from self.loader(self.images, self.labels, piece, size, seed=seed, **options)
+
+    def loader(
+        self, images: Tensor, labels: Tensor, indices: Tensor, size: int, **options: Any
+    ) -> TensorLoader:
+        """Load the images of these indices, normalised, in mini-batches of a size."""
+        mean, std = self.statistics
+        chosen = indices.to(labels.device)
+        options |= {"shuffle": False, "mean": mean, "std": std}
+        return TensorLoader(dense(images[chosen]), labels[chosen], size, **options)
 
     def evaluation(self, config: Config, device: str) -> Callable[[nn.Module], dict[str, float]]:
         """A function that measures a model on test images, to be called after each epoch.
@@ -109,37 +94,29 @@ class TrainingData:
         resolution. The key ``held_out`` is the accuracy on images that were held out.
         """
         low = low_precision(config)
-        kind = torch.device(device).type
-        epochs = round(sum(count for count, _ in config["stages"]))
-        watched = config.get("watched_samples")
-        calls = 0
+        kind, every = torch.device(device).type, len(self.test[0])
+        before = round(sum(count for count, _ in config["stages"])) - 1
+        counts = chain([config.get("watched_samples") or every] * before, repeat(every))
 
         def evaluate(model: nn.Module) -> dict[str, float]:
-            nonlocal calls
-            calls += 1
-            part = watched if watched and calls < epochs else len(self.test[0])
             with torch.autocast(kind, low) if low else nullcontext():
-                metrics = evaluate_classifier(model, self._batches(*self.test, part), device)
+                shown = self._batches(*self.test, next(counts))
+                metrics = evaluate_classifier(model, shown, device)
                 if self.held_out is not None:
-                    images, labels = self.held_out
-                    held = self._batches(images, labels, len(images))
+                    held = self._batches(*self.held_out, len(self.held_out[0]))
                     metrics["held_out"] = evaluate_classifier(model, held, device)["accuracy"]
             return metrics
 
         return evaluate
 
-    def _batches(
-        self, images: torch.Tensor, labels: torch.Tensor, count: int
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _batches(self, images: Tensor, labels: Tensor, count: int) -> Batches:
         """Yield so many images, at even distances, as they are measured."""
-        mean, std = self.statistics
         size = min(500, count)
-        order = torch.linspace(0, len(images) - 1, count).round().long().to(labels.device)
+        order = torch.linspace(0, len(images) - 1, count).round().long()
         # Whole where they lie in memory, else decoded in pieces.
-        piece = count if isinstance(images, torch.Tensor) else 10 * size
+        piece = count if isinstance(images, Tensor) else 10 * size
         for chosen in order.split(piece):
-            shown = dense(images[chosen])
-            yield from TensorLoader(shown, labels[chosen], size, shuffle=False, mean=mean, std=std)
+            yield from self.loader(images, labels, chosen, size)
 
 
 def compute_of(config: Config) -> dict[str, Any]:
@@ -147,22 +124,18 @@ def compute_of(config: Config) -> dict[str, Any]:
     low, last = low_precision(config), config["channels_last"]
     state = config.get("optimizer_state", "restarted")
     options = {"optimizer_state": state, "channels_last": last}
-    if not config.get("captured"):
-        return options | {"autocast": low}
-    return options | {"passes_fn": partial(CapturedPasses, autocast=low, channels_last=last)}
+    if config.get("captured"):
+        return options | {"passes_fn": partial(CapturedPasses, autocast=low, channels_last=last)}
+    return options | {"autocast": low}
 
 
 def clock_of(config: Config) -> dict[str, Any]:
     """How times vary on the virtual clock, on which ``straggler`` slows the last worker down."""
     if config.get("engine", "local") != "local":
         return {}
-    plan = config["sub_stages"][-1]["plan"]
     slow = config.get("straggler")
-    others = [1.0] * (plan["n_small"] + plan["n_large"] - 1)
-    return {
-        "jitter": config.get("jitter", 0.0),
-        "slowdowns": None if slow is None else [*others, slow],
-    }
+    slowdowns = None if slow is None else [*[1.0] * (WORKERS - 1), slow]
+    return {"jitter": config.get("jitter", 0.0), "slowdowns": slowdowns}
 
 
 def step_of(
@@ -186,8 +159,10 @@ def _three_channels(split: Split) -> Split:
     return Split(images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images, split.labels)
 
 
-def _on(device: str, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    assert split.labels is not None
-    if not isinstance(split.images, torch.Tensor):
-        return split.images, split.labels  # decoded on the host, piece by piece
-    return split.images.contiguous().to(device), split.labels.to(device)
+def _on(device: str, split: Split) -> tuple[Tensor, Tensor]:
+    """Images of three channels with their labels, on the device where they lie in memory."""
+    images, labels = _three_channels(split).images, split.labels
+    assert labels is not None
+    if not isinstance(images, Tensor):
+        return images, labels  # decoded on the host, piece by piece
+    return images.contiguous().to(device), labels.to(device)

@@ -5,29 +5,28 @@ data that stand in for the paper's.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from repro.experiments import design, view
 from repro.experiments.design import Artefact
 from repro.experiments.dualbatch import runs
-from repro.experiments.judge import BySeed, Cases, Cell, Estimate, cases, difference
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, difference
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
 
 Records = Sequence[Record]
-Row = Mapping[str, float]  # the paper's loss and accuracy
-Gains = dict[str, tuple[Estimate | None, float]]  # by line: ours, None if not run; the paper's
+Gain = tuple[Estimate | None, float]  # in points: ours, None if not run, and the paper's
 
 
 class Line(NamedTuple):
-    """Trainings with the paper's row, and those that they are compared with, if any."""
+    """Trainings with the paper's loss and accuracy, and those that they are compared with."""
 
     records: Records
-    paper: Row
-    base: Records = ()
-    paper_base: Row | None = None
+    paper: Mapping[str, float]
+    base: "Line | None" = None
 
 
 Lines = Mapping[str, Line]
@@ -39,24 +38,19 @@ def section51(results: Results, k: float, n_small: int, factor: str = "linear") 
     return results.ok("train", setting=runs.SECTION_5_1, n_small=n_small, k=k, factor=factor)
 
 
-def lines_over(cells: Mapping[str, tuple[Records, Row]], base: tuple[Records, Row]) -> Lines:
-    """The lines of trainings, all compared with one of them or with another."""
+def lines_over(lines: Lines, base: Line) -> dict[str, Line]:
+    """The lines, all compared with one of them or with another."""
     return {
-        name: Line(*cell) if cell[1] is base[1] else Line(*cell, *base)
-        for name, cell in cells.items()
+        name: line if line is base else line._replace(base=base) for name, line in lines.items()
     }
 
 
 def final(results: Results, records: Records, metric: str) -> BySeed:
     """A metric after the last epoch, one value for each seed."""
-
-    def read(record: Record) -> float:
-        return float(record.metrics[metric][-1])
-
     # All seeds with momentum kept were planned before any was looked at.
-    if records and records[0].config.get("setting") == runs.KEPT:
-        return BySeed.of(records, read)
-    return results.cell(records, read)
+    kept = records and records[0].config.get("setting") == runs.KEPT
+    cell = BySeed.of if kept else results.cell
+    return cell(records, lambda record: float(record.metrics[metric][-1]))
 
 
 def by_seed(results: Results, records: Records, values: Iterable[float]) -> BySeed:
@@ -81,22 +75,12 @@ def compared(results: Results, pairs: Mapping[str, tuple[Records, Records]]) -> 
     return cases(pairs, lambda name: change(results, *pairs[name]))
 
 
-def over_base(results: Results, lines: Lines) -> Cases:
-    """By line, the accuracy over that of the trainings that it is compared with."""
-    return compared(results, {name: (line.records, line.base) for name, line in lines.items()})
-
-
-def gains(results: Results, lines: Lines) -> Gains:
-    """The gain of every line that is compared with another, in points of accuracy."""
-    found = over_base(results, lines)
-    return {
-        name: (
-            ours if isinstance(ours := found[name], Estimate) else None,
-            line.paper["accuracy"] - line.paper_base["accuracy"],
-        )
-        for name, line in lines.items()
-        if line.paper_base is not None
-    }
+def gain(results: Results, line: Line, base: Line) -> Gain:
+    """The gain of accuracy of a line over the one that it is compared with."""
+    ours = None
+    with suppress(NotRun):
+        ours = change(results, line.records, base.records)
+    return ours, line.paper["accuracy"] - base.paper["accuracy"]
 
 
 def outcome(results: Results, line: Line) -> dict[str, Any]:
@@ -112,7 +96,8 @@ def outcome(results: Results, line: Line) -> dict[str, Any]:
         "accuracy (%)": Summary.of(accuracy).text(),
         "n": len(accuracy),
     }
-    for ours, paper in gains(results, {"": line}).values():
+    if line.base:
+        ours, paper = gain(results, line, line.base)
         cells |= {"gain, paper": f"{paper:+.1f}", "gain": str(ours or DASH)}
     return cells
 

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from repro import plots
-from repro.experiments.dualbatch.cells import ROLE, Gains, Lines, whose
+from repro.experiments.dualbatch.cells import ROLE, Gain, Lines, gain, whose
 from repro.experiments.dualbatch.runs import FACTORS, HALF, WORKERS, mix
+from repro.experiments.query import Results
 from repro.report import Summary
 
 _UNUSED = "too light for a line"
@@ -19,10 +20,9 @@ _SMALL_FIRST = (0, WORKERS, *range(WORKERS // 2, WORKERS), *range(1, WORKERS // 
 STYLES: dict[str, dict[str, Any]] = plots.styles(
     [FACTORS["none"], *map(mix, _SMALL_FIRST), FACTORS["linear"], _UNUSED, FACTORS["sqrt"]]
 )
-LARGE, SMALL = mix(0), mix(WORKERS)  # also of one worker with large, or small, batches
 STYLES |= {
-    "small batches": STYLES[SMALL],
-    "large batches": STYLES[LARGE],
+    "small batches": STYLES[mix(WORKERS)],
+    "large batches": STYLES[mix(0)],
     "dual batches": STYLES[mix(HALF)],
     "training loss": {"color": plots.INK, "marker": "o"},
     "test loss": {"color": plots.WITHOUT, "marker": "s"},
@@ -35,14 +35,15 @@ def titled(axis: Axes, text: str, characters: int = 42) -> None:
     axis.set_title("\n".join(lines), fontsize=8)
 
 
-def draw_trainings(groups: Mapping[str, Lines], gains: Mapping[str, Gains], over: str) -> Figure:
+def draw_trainings(results: Results, groups: Mapping[str, Lines], over: str) -> Figure:
     """Draw gains, a column for each group; `over` another training with our curves by epoch."""
     figure, axes = plots.new_axes(3 if over else 1, max(1, len(groups)), 9.8, 7.4 if over else 3.9)
     ran = [record for lines in groups.values() for line in lines.values() for record in line[0]]
     paper = f"paper (hollow): {ROLE}, CIFAR-100"
     figure.suptitle(f"{paper}; {whose(ran)} (solid; bars: 95 % interval)", fontsize=9)
     for (above, *below), (title, lines) in zip(axes.T, groups.items(), strict=True):
-        draw_gains(above, gains[title])
+        pairs = {name: (line, line.base) for name, line in lines.items() if line.base}
+        _draw_gains(above, {name: gain(results, *pair) for name, pair in pairs.items()})
         titled(above, f"paper and ours, {title}{f': gain over {over}' if over else ''}")
         for axis, metric in zip(below, ("accuracy", "test_loss"), strict=False):
             _draw_curves(axis, lines, metric)
@@ -54,18 +55,17 @@ def draw_trainings(groups: Mapping[str, Lines], gains: Mapping[str, Gains], over
     return figure
 
 
-def draw_gains(axis: Axes, gains: Gains) -> None:
+def _draw_gains(axis: Axes, gains: Mapping[str, Gain]) -> None:
     """Draw gains next to each other, the paper's hollow, ours on their 95 % intervals."""
     axis.axhline(0, color="#48536a", lw=1, label="_no gain")
     paper = [published for _, published in gains.values()]
     axis.plot(np.arange(len(paper)) - 0.14, paper, label="paper", **plots.HOLLOW)
-    for position, (line, (gain, _)) in enumerate(gains.items()):
-        if gain is not None:
+    for position, (line, (ours, _)) in enumerate(gains.items()):
+        if ours is not None:
             x, colour = position + 0.14, STYLES[line]["color"]
-            axis.plot([x], [gain.mean], ms=9, mec="white", mew=0.8, label="_ours", **STYLES[line])
-            axis.vlines(x, *gain.interval(), color=colour, lw=2)
-    names = [line.replace(", ", ",\n") for line in gains]
-    axis.set_xticks(range(len(gains)), names, fontsize=7)
+            axis.plot([x], [ours.mean], ms=9, mec="white", mew=0.8, label="_ours", **STYLES[line])
+            axis.vlines(x, *ours.interval(), color=colour, lw=2)
+    axis.set_xticks(range(len(gains)), [line.replace(", ", ",\n") for line in gains], fontsize=7)
     axis.set_xlim(-0.5, len(gains) - 0.5)
     axis.margins(y=0.12)
     axis.grid(axis="x", visible=False)
@@ -78,11 +78,10 @@ def draw_means(
     figure, axes = plots.new_axes(1, len(panels), 9.6, 3.6)
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
         for line, values in lines.items():
-            cells = {x: Summary.of(cell) for x, cell in values.items() if len(cell)}
-            means = [cell.mean for cell in cells.values()]
-            bars = [np.nan_to_num(cell.std) for cell in cells.values()]
-            if cells:
-                axis.errorbar(list(cells), means, bars, lw=1.6, ms=5, label=line, **STYLES[line])
+            points = [(x, Summary.of(cell)) for x, cell in values.items() if len(cell)]
+            if points:
+                rows = [(x, cell.mean, np.nan_to_num(cell.std)) for x, cell in points]
+                axis.errorbar(*zip(*rows, strict=True), lw=1.6, ms=5, label=line, **STYLES[line])
         titled(axis, title, 60)
         axis.set_xlabel(xlabel)
     axes[0, 0].set_ylabel(ylabel)

@@ -41,22 +41,23 @@ def _metric(name: str) -> Read:
     return lambda record: float(record.metrics[name])
 
 
+COLUMNS: dict[str, tuple[Read, int]] = {  # with digits
+    "accuracy (%)": (_metric("accuracy"), 2),
+    "training loss": (_metric("train_loss"), 3),
+    "test loss": (_metric("test_loss"), 3),
+    f"rise by random {JUDGED:g}": (rise, 3),
+    f"rise by a step of {WORST:g} up": (_metric("worst_rise"), 3),
+    "variance ∝ N to the": (exponent, 2),
+}
+
+
 def table(results: Results) -> list[dict[str, Any]]:
     """The ends of trainings with small, large and dual batches, and the loss around them."""
-    columns: dict[str, tuple[Read, int]] = {
-        "accuracy (%)": (_metric("accuracy"), 2),
-        "training loss": (_metric("train_loss"), 3),
-        "test loss": (_metric("test_loss"), 3),
-        f"rise by random {JUDGED:g}": (rise, 3),
-        f"rise by a step of {WORST:g} up": (_metric("worst_rise"), 3),
-        "variance ∝ N to the": (exponent, 2),
-    }
     rows = []
     for kind, name in KINDS.items():
-        row: dict[str, Any] = {"trained with": name}
-        for heading, (read, digits) in columns.items():
-            row[heading] = Summary.of(map(read, _of(results, kind))).text(digits)
-        rows.append(row | {"n": len(_of(results, kind))})
+        records = _of(results, kind)
+        ends = {key: Summary.of(map(read, records)).text(n) for key, (read, n) in COLUMNS.items()}
+        rows.append({"trained with": name, **ends, "n": len(records)})
     return rows
 
 
@@ -106,13 +107,13 @@ def figure1(results: Results) -> "Figure":
 
     panels = {}
     for kind, name in KINDS.items():
-        lines = [record.metrics["line"] for record in _of(results, kind)]
-        panels[f"{name}\n{whose(_of(results, kind))}"] = {
-            f"{which}{'ing' * (which == 'train')} loss": {
-                place: [line[which][number] for line in lines]
+        records = _of(results, kind)
+        panels[f"{name}\n{whose(records)}"] = {
+            label: {
+                place: [record.metrics["line"][which][number] for record in records]
                 for number, place in enumerate(PLACES)
             }
-            for which in ("train", "test")
+            for which, label in (("train", "training loss"), ("test", "test loss"))
         }
     figure, axes = drawing.draw_means(panels, "place along the direction", "loss")
     # On one scale, else every minimum looks as sharp as the next.

@@ -1,52 +1,37 @@
 """Plans and schedules that are solved; times of steps, and memory, that are measured."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
+from repro import measure
 from repro.datasets import EpochTimes
-from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, EpochSetting, Stage, SubStage
+from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Stage, SubStage
 from repro.experiments.design import Outcome
 from repro.experiments.dualbatch.building import Config, build_model, step_of
 from repro.experiments.dualbatch.runs import PAPER, PARTS, STEPS_IN_A_ROW, WORKERS
 from repro.experiments.dualbatch.training import plan_row
-from repro.measure import (
-    MemoryBudget,
-    MemoryMeter,
-    MemoryModel,
-    TimeModel,
-    Timing,
-    comparable_peaks,
-    is_out_of_memory,
-    largest_batch,
-    time_interleaved,
-)
 
 
 def solve(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Solve Table 2 or 6, or lay out the schedule of Table 7 or 9."""
     table = config["table"]
     if table == "table2":
-        model = TimeModel(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
-        return Outcome({"rows": _table2_rows(model)})
-    if table == "table6":
+        rows = _table2_rows(measure.TimeModel(PAPER["inferred"]["a"], PAPER["inferred"]["b"]))
+    elif table == "table6":
         rows = [
             plan_row(sub.plan, sub.resolution)
             for part in PARTS.values()
             for subs in zip(*(_sub_stages(part, n) for n in range(WORKERS + 1)), strict=True)
             for sub in subs
         ]
-        return Outcome({"rows": rows})
-    subs = _sub_stages("cifar" if table == "table7" else "imagenet", 1)
-    spans = _spans(PAPER[table]["stages"], {"dual-batch": subs[-1:], "hybrid": subs})
-    rows = [
-        {**row, "lr": at.lr, "small_batch": at.small_batch, "large_batch": at.large_batch}
-        for row, at in spans
-    ]
+    else:
+        subs = _sub_stages("cifar" if table == "table7" else "imagenet", 1)
+        rows = _spans(PAPER[table]["stages"], {"dual-batch": subs[-1:], "hybrid": subs})
     return Outcome({"rows": rows})
 
 
@@ -58,43 +43,44 @@ def schemes(config: Config, seed: int, data: None, device: str) -> Outcome:
         "cyclic progressive learning": _sub_stages("cifar", 0),
         "hybrid scheme": both,
     }
-    rows = [
-        {**row, "rate": at.lr, "batches": [n for n in (at.small_batch, at.large_batch) if n]}
-        for row, at in _spans(PAPER["table7"]["stages"][: config["stages"]], subs)
-    ]
+    rows = _spans(PAPER["table7"]["stages"][: config["stages"]], subs)
+    for row in rows:
+        row["rate"], *sizes = (row.pop(name) for name in ("lr", "small_batch", "large_batch"))
+        row["batches"] = [size for size in sizes if size]
     return Outcome({"rows": rows})
 
 
 def _sub_stages(part: str, n_small: int) -> list[SubStage]:
     """The plans of Table 6 at each resolution, with the dropout of Table 7 or 9."""
-    table = PAPER["table6"][part]
+    table, k, samples = PAPER["table6"][part], PAPER["table6"]["k"], PAPER[f"{part}_samples"]
     dropouts = PAPER["table7" if part == "cifar" else "table9"]["dropouts"]
     subs = []
     for side, large, dropout in zip(
         table["resolutions"], table["large_batches"], dropouts, strict=True
     ):
-        model = TimeModel(1.0, PAPER["inferred"][f"ratio_{side}"])
-        samples = PAPER[f"{part}_samples"]
-        k, n_large = PAPER["table6"]["k"], WORKERS - n_small
-        plan = DualBatchPlan.solve(model, k, n_small, n_large, large, samples)
+        model = measure.TimeModel(1.0, PAPER["inferred"][f"ratio_{side}"])
+        plan = DualBatchPlan.solve(model, k, n_small, WORKERS - n_small, large, samples)
         subs.append(SubStage(side, dropout, plan))
     return subs
 
 
 def _spans(
     stages: Sequence[Sequence[float]], schemes: Mapping[str, Sequence[SubStage]]
-) -> Iterator[tuple[dict[str, Any], EpochSetting]]:
-    """Yield each span of epochs that have the same settings, and those."""
+) -> list[dict[str, Any]]:
+    """The spans of epochs that have the same settings, and those."""
+    names = ("stage", "sub_stage", "resolution", "dropout", "lr", "small_batch", "large_batch")
+    rows = []
     for scheme, subs in schemes.items():
         schedule = CyclicProgressiveSchedule([Stage(int(n), rate) for n, rate in stages], subs)
         for _, span in itertools.groupby(schedule, lambda s: (s.stage, s.sub_stage)):
-            first, *others = span
-            names = ("stage", "sub_stage", "resolution", "dropout")
-            row = {"scheme": scheme} | {name: getattr(first, name) for name in names}
-            yield row | {"first": first.epoch, "last": [first, *others][-1].epoch}, first
+            epochs = list(span)
+            row = {name: getattr(epochs[0], name) for name in names}
+            row |= {"scheme": scheme, "first": epochs[0].epoch, "last": epochs[-1].epoch}
+            rows.append(row)
+    return rows
 
 
-def _table2_rows(model: TimeModel) -> list[dict[str, Any]]:
+def _table2_rows(model: measure.TimeModel) -> list[dict[str, Any]]:
     large, samples = PAPER["table2"]["large_batch"], PAPER["cifar_samples"]
     pairs = [(row["k"], row["n_small"]) for row in PAPER["table2"]["rows"]]
     plans = [
@@ -107,11 +93,11 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Time steps, passes and shares on random images, and fit a line (Figures 3, 4, Table 4)."""
     torch.manual_seed(seed)
     repeats, samples = config["repeats"], config["samples"]
-    sizes = config["batch_sizes"] if config["passes"] is True else config["passes"] or []
-    fits, passes, timings = [], [], dict[str, Timing]()
+    sizes = config["batch_sizes"] if config["passes"] is True else config["passes"]
+    fits, passes, timings = [], [], dict[str, measure.Timing]()
     for side in config["resolutions"]:
-        runs = {f"{n}, {samples}": _pass(config, side, n, samples, device) for n in sizes}
-        fit, timed = fitted(config, side, runs, max(3, repeats // 2), device)
+        pairs = [(n, samples) for n in sizes]
+        fit, timed = fitted(config, side, pairs, max(3, repeats // 2), device)
         timings |= {f"{side}px, {name}": timing for name, timing in timed.items()}
         fits.append({"resolution": side, "a": fit.a, "b": fit.b, "seconds": list(fit.seconds)})
         passes.append([_predicted(fit, n, samples, timed) for n in sizes])
@@ -119,10 +105,10 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
         str(side): _pass(config, side, batch, samples, device)
         for side, batch in zip(config["resolutions"], config["large_batches"], strict=True)
     }
-    timed = time_interleaved(epochs, warmup=1, repeats=repeats, device=device)
+    timed = measure.time_interleaved(epochs, warmup=1, repeats=repeats, device=device)
     timings |= {f"epoch at {side}px": timing for side, timing in timed.items()}
     epoch_s = {side: timing.median_s for side, timing in timed.items()}
-    shares = _shares(config, fits[-1], device) if "plan_k" in config else []
+    shares = _shares(config, fits[-1], device)
     metrics = {"fits": fits, "passes": passes, "epoch_s": epoch_s, "shares": shares}
     return Outcome(metrics, timings=timings)
 
@@ -130,11 +116,11 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
 def fitted(
     config: Config,
     resolution: int,
-    others: dict[str, Callable[[], None]],
+    passes: Iterable[tuple[int, int]],
     repeats: int,
     device: str,
-) -> tuple[TimeModel, dict[str, Timing]]:
-    """Fit the time model to steps, in turns with other runs; the timings are of both.
+) -> tuple[measure.TimeModel, dict[str, measure.Timing]]:
+    """Fit the time model to steps, in turns with passes of (batch, samples); all are timed.
 
     Where a busy machine makes smaller batches look slower, all is measured again, twice as often.
 
@@ -142,19 +128,19 @@ def fitted(
         ValueError: They still look slower in four times the repeats.
     """
     sizes = config["batch_sizes"]
-    steps = {
-        f"step of {n}": _pass(config, resolution, n, STEPS_IN_A_ROW * n, device) for n in sizes
-    }
+    runs = {f"step of {n}": (n, STEPS_IN_A_ROW * n) for n in sizes}
+    runs |= {f"{n}, {samples}": (n, samples) for n, samples in passes}
+    steps = {name: _pass(config, resolution, *run, device) for name, run in runs.items()}
     for turns in (repeats, 2 * repeats, 4 * repeats):
-        timed = time_interleaved(steps | others, warmup=1, repeats=turns, device=device)
-        seconds = [timed[name].median_s / STEPS_IN_A_ROW for name in steps]
+        timed = measure.time_interleaved(steps, warmup=1, repeats=turns, device=device)
+        seconds = [timed[f"step of {n}"].median_s / STEPS_IN_A_ROW for n in sizes]
         with suppress(ValueError):
-            return TimeModel.fit(sizes, seconds), timed
-    return TimeModel.fit(sizes, seconds), timed
+            return measure.TimeModel.fit(sizes, seconds), timed
+    return measure.TimeModel.fit(sizes, seconds), timed
 
 
 def _predicted(
-    fit: TimeModel, batch: int, samples: int, timed: Mapping[str, Timing]
+    fit: measure.TimeModel, batch: int, samples: int, timed: Mapping[str, measure.Timing]
 ) -> dict[str, Any]:
     """The measured time of a pass, and the time model's."""
     return {
@@ -186,7 +172,7 @@ def _pass(
 
 def _shares(config: Config, fit: Mapping[str, Any], device: str) -> list[dict[str, Any]]:
     """Time the shares of plans solved with the fitted model, as Table 4 does."""
-    model, side = TimeModel(fit["a"], fit["b"]), fit["resolution"]
+    model, side = measure.TimeModel(fit["a"], fit["b"]), fit["resolution"]
     large, samples = config["plan_large_batch"], config["samples"]
     rows: list[dict[str, Any]] = []
     for k, n_small in itertools.product(config["plan_k"], range(1, WORKERS + 1)):
@@ -201,8 +187,7 @@ def _shares(config: Config, fit: Mapping[str, Any], device: str) -> list[dict[st
             for kind in dict.fromkeys(plan.kinds)
         ]
     pairs = dict.fromkeys((row["batch"], row["samples"]) for row in rows if "batch" in row)
-    runs = {f"{n}, {d}": _pass(config, side, n, d, device) for n, d in pairs}
-    again, timed = fitted(config, side, runs, config["repeats"], device)
+    again, timed = fitted(config, side, pairs, config["repeats"], device)
     for row in rows:
         if "batch" in row:
             row |= _predicted(again, row["batch"], row["samples"], timed)
@@ -218,7 +203,7 @@ def published(config: Config, seed: int, data: EpochTimes | None, device: str) -
     for framework, seconds in data.seconds.items():
         sizes = np.arange(1, len(seconds) + 1)
         per_batch = seconds / np.ceil(data.samples / sizes)
-        fit = TimeModel.fit(sizes.tolist(), per_batch.tolist())
+        fit = measure.TimeModel.fit(sizes.tolist(), per_batch.tolist())
         predicted = np.array([fit.epoch_time(int(n), data.samples) for n in sizes])
         errors = seconds / predicted - 1
         worst = int(np.abs(errors).argmax())
@@ -231,7 +216,7 @@ def published(config: Config, seed: int, data: EpochTimes | None, device: str) -
             "largest_at": worst + 1,
             "share_beyond": float((np.abs(errors) > allowed).mean()),
             "r_squared": float(np.corrcoef(sizes, per_batch)[0, 1] ** 2),
-            "table2": [row["small_batch"] for row in _table2_rows(TimeModel(fit.a, fit.b))],
+            "table2": [row["small_batch"] for row in _table2_rows(measure.TimeModel(fit.a, fit.b))],
             "median_error": float(np.median(np.abs(errors))),
             "batches": shown,
             "per_batch_s": [float(per_batch[n - 1]) for n in shown],
@@ -245,11 +230,11 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Fit the memory model and find the largest batch under a limit (Figure 13)."""
     torch.manual_seed(seed)
     sizes = config["batch_sizes"]
-    peaks = comparable_peaks([_measured(config, n, device) for n in sizes])
-    fit = MemoryModel.fit(sizes, peaks)
+    peaks = measure.comparable_peaks([_measured(config, n, device) for n in sizes])
+    fit = measure.MemoryModel.fit(sizes, peaks)
     limit = config["limit_bytes"] or int(config["limit_over_largest_probe"] * peaks[-1])
     predicted = fit.max_batch(limit)
-    measured = largest_batch(
+    measured = measure.largest_batch(
         lambda n: _fits(config, n, limit, device), guess=predicted, growth=1.125, within=100
     )
     beyond = [n for n in (predicted // 2, min(predicted, measured)) if n > sizes[-1]]
@@ -268,33 +253,26 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     )
 
 
-def _measured(config: Config, batch: int, device: str) -> MemoryMeter:
+def _measured(
+    config: Config, batch: int, device: str, limit: int | None = None
+) -> measure.MemoryMeter:
+    """Follow the memory of two steps: in the first one the optimizer makes its state."""
     model = build_model(config, config["classes"]).to(device).train()
     step = step_of(config, model, config["resolution"], batch, device)
-    with MemoryMeter(device, resident=model) as meter:
+    meter = (
+        measure.MemoryBudget(limit, device, model) if limit else measure.MemoryMeter(device, model)
+    )
+    with meter:
         step()
-        step()  # in the first one the optimizer makes its state
+        step()
     return meter
 
 
 def _fits(config: Config, batch: int, limit: int, device: str) -> bool:
-    def built(where: str) -> Any:
-        return build_model(config, config["classes"]).to(where).train()
-
     try:
-        if device == "cpu":
-            model = built(device)
-            step = step_of(config, model, config["resolution"], batch, device)
-            with MemoryBudget(limit, device, resident=model):
-                step()
-                step()
-        else:
-            with MemoryBudget(limit, device):
-                step = step_of(config, built(device), config["resolution"], batch, device)
-                step()
-                step()
+        _measured(config, batch, device, limit)
     except Exception as error:
-        if not is_out_of_memory(error):
+        if not measure.is_out_of_memory(error):
             raise
         return False
     return True

@@ -47,13 +47,13 @@ def as_printed(results: Results, rows: Callable[[Results], Rows]) -> tuple[bool,
 # Tables 2 and 6: batch sizes and shares.
 
 
-def _paper_sizes(ours: Row) -> tuple[Row, Row]:
+def _paper_sizes(ours: Row) -> tuple[dict[str, Any], Row]:
     """First columns, and the paper's quantities, of a row of Table 2 or 6."""
-    side, n = ours["resolution"], ours["n_small"]
+    side, n, workers = ours["resolution"], ours["n_small"], mix(ours["n_small"])
     if side is None:
         rows = PAPER["table2"]["rows"]
         (row,) = [row for row in rows if (row["k"], row["n_small"]) == (ours["k"], n)]
-        return {"k": f"{ours['k']:.2f}"}, row
+        return {"k": f"{ours['k']:.2f}", "workers": workers}, row
     (role,) = [r for r, name in PARTS.items() if side in PAPER["table6"][name]["resolutions"]]
     part = PAPER["table6"][PARTS[role]]
     index = part["resolutions"].index(side)
@@ -63,7 +63,8 @@ def _paper_sizes(ours: Row) -> tuple[Row, Row]:
         paper["small_samples"] = part["small_samples"][n - 1]
     if n < WORKERS:
         paper["large_samples"] = part["large_samples" if n else "baseline_samples"]
-    return {"data": role, "resolution": side, "B_L": ours["large_batch"]}, paper
+    first = {"data": role, "resolution": side, "B_L": ours["large_batch"], "workers": workers}
+    return first, paper
 
 
 def sizes_table(results: Results, table: str) -> list[dict[str, Any]]:
@@ -71,8 +72,7 @@ def sizes_table(results: Results, table: str) -> list[dict[str, Any]]:
     quantities = list(QUANTITIES.items())[: 4 if table == "table2" else 3]
     rows = []
     for ours in _solved(results, table=table):
-        first, paper = _paper_sizes(ours)
-        row = {**first, "workers": mix(ours["n_small"])}
+        row, paper = _paper_sizes(ours)
         for key, name in quantities:
             row |= {f"{name}, paper": _cell(paper.get(key))}
             row[name] = _cell(ours[key]) if key in paper else None

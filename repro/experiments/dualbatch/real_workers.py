@@ -9,20 +9,13 @@ import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from repro.experiments import judge
 from repro.experiments.dualbatch import cells
-from repro.experiments.dualbatch.runs import CIFAR, HALF, OWN, PAPER, K
-from repro.experiments.judge import (
-    BySeed,
-    Cases,
-    Cell,
-    Estimate,
-    NotRun,
-    cases,
-    paired_ratio,
-    ratio,
-)
+from repro.experiments.dualbatch.runs import CIFAR, HALF, KS, OWN, PAPER, K
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import Summary
@@ -82,8 +75,8 @@ def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> 
     records = results.ok("wall")
     ours, theirs = (cells.by_process(results, records, values) for values in (first, second))
     if isinstance(ours, BySeed):
-        return ratio(ours, theirs, digits, trials="processes")
-    return paired_ratio(ours, theirs, digits)
+        return judge.ratio(ours, theirs, digits, trials="processes")
+    return judge.paired_ratio(ours, theirs, digits)
 
 
 # Tables 8 and 10: what cycling the resolution saves.
@@ -91,7 +84,7 @@ def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> 
 
 def saving(results: Results, role: str) -> Cases:
     """The time of the hybrid scheme over dual-batch learning's, of all epochs of Table 7 or 9."""
-    return cases([role], lambda _: cycled(results, role))
+    return cases([role], partial(cycled, results))
 
 
 def cycled(results: Results, role: str) -> Estimate:
@@ -107,19 +100,7 @@ def cycled(results: Results, role: str) -> Estimate:
     return replace(time_ratio(results, hybrid, dual), label=label)
 
 
-def saving_row(results: Results, role: str) -> dict[str, str]:
-    """The last row of Table 8 or 10: the saving of cycling the resolution."""
-    ours, paper = saving(results, role)[role], PAPER["table8" if role == CIFAR else "table10"]
-    return {
-        "scheme": "time of hybrid over dual-batch",
-        "paper": f"×{paper['hybrid_s'] / paper['dual_batch_s']:.2f}",
-        "real workers": f"not run: {ours}" if isinstance(ours, NotRun) else str(ours),
-    }
-
-
 # A plan for times measured here.
-
-PLANNED = {f"k = {k:g}": k for k in K}
 
 
 def _ratio_of(entry: Mapping[str, Any]) -> dict[str, str]:
@@ -129,16 +110,17 @@ def _ratio_of(entry: Mapping[str, Any]) -> dict[str, str]:
 
 def own_plan_table(results: Results) -> list[dict[str, Any]]:
     """The trainings by the paper's and by our own a and b, and the epochs of real workers."""
-    base, paper = cells.section51(results, 1.0, 0), PAPER["table5"]
+    paper = PAPER["table5"]
+    base = cells.Line(cells.section51(results, 1.0, 0), paper["baseline"])
     (row_5,) = (row for row in paper["rows"] if (row["k"], row["n_small"]) == (K[1], HALF))
     ours, rows = _planned(results), []
     for plan, times, records in (
         ("trained, the paper's b / a", PAPER["inferred"], cells.section51(results, K[1], HALF)),
         ("trained, times measured here", ours[0].metrics if ours else {"a": None}, ours),
     ):
-        line = cells.Line(records, row_5, base, paper["baseline"])
-        rows.append({"plan": plan, **_ratio_of(times), "k": K[1], **cells.outcome(results, line)})
-    over = cases(PLANNED, lambda name: over_alone(results, PLANNED[name]))
+        cell = cells.outcome(results, cells.Line(records, row_5, base))
+        rows.append({"plan": plan, **_ratio_of(times), "k": K[1], **cell})
+    over = cases(KS, lambda name: over_alone(results, KS[name]))
     with suppress(NotRun):
         for kind in kinds_of(results, OWN):
             plan = f"two real workers, times measured here, {kind['resolution']} px"
@@ -170,11 +152,10 @@ def extra_time(results: Results) -> Cases:
     """The time of an epoch with both batch sizes over k times that of large ones alone."""
 
     def over_promised(name: str) -> Estimate:
-        over = over_alone(results, PLANNED[name])
-        promised = math.log(PLANNED[name])
-        return replace(over, mean=over.mean - promised, label=f"{name}, measured over promised")
+        over, label = over_alone(results, KS[name]), f"{name}, measured over promised"
+        return replace(over, mean=over.mean - math.log(KS[name]), label=label)
 
-    return cases(PLANNED, over_promised)
+    return cases(KS, over_promised)
 
 
 def own_gain(results: Results) -> Cases:

@@ -13,6 +13,7 @@ PAPER: dict[str, Any] = _TOML["reported"]
 PROFILES: dict[str, Any] = _TOML["profiles"]
 WORKERS: int = PAPER["workers"]
 K: tuple[float, ...] = tuple(dict.fromkeys(row["k"] for row in PAPER["table2"]["rows"]))
+KS = {f"k = {k:g}": k for k in K}
 CIFAR, IMAGENET = "CIFAR", "ImageNet"
 PARTS = {CIFAR: "cifar", IMAGENET: "imagenet"}  # their names in the paper's numbers
 SCHEMES = {"dual-batch": "dual_batch", "hybrid": "hybrid"}  # likewise
@@ -57,19 +58,6 @@ def _scale(profile: str, role: str = CIFAR) -> dict[str, Any]:
     return scale | {"compute": {"autocast": None} | scale["compute"]}
 
 
-def _scaled(profile: str, batch: int) -> int:
-    """One of the paper's batch sizes on CIFAR at the profile's scale."""
-    return max(2, round(batch * _scale(profile)["batches"]))
-
-
-def _plan(times: tuple[float, float], k: float, n_small: int, *sizes: int, rounding: str) -> Any:
-    """A plan to be solved: seconds a sample and a step, B_L and the samples of an epoch."""
-    workers = {"n_small": n_small, "n_large": WORKERS - n_small}
-    (a, b), (large, samples) = times, sizes
-    plan = {"a": a, "b": b, "k": k, **workers, "large_batch": large, "samples": samples}
-    return plan | {"rounding": rounding}
-
-
 def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict[str, Any]:
     """The configuration with other numbers of epochs at its rates; None changes nothing."""
     if epochs is None:
@@ -80,9 +68,10 @@ def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict
 
 def _compared(profile: str, run: Run) -> dict[str, Any]:
     """A training that is compared with others of its length: under gpu a quarter as long."""
-    epochs, config = PROFILES[profile].get("compared"), run.config
-    warmup = config["warmup_epochs"] if epochs is None else math.ceil(config["warmup_epochs"] / 4)
-    return _with_epochs(config, epochs) | {"warmup_epochs": warmup}
+    if epochs := PROFILES[profile].get("compared"):
+        warmup = math.ceil(run.config["warmup_epochs"] / 4)
+        return _with_epochs(run.config, epochs) | {"warmup_epochs": warmup}
+    return run.config
 
 
 def _replanned(config: dict[str, Any], **plan: Any) -> dict[str, Any]:
@@ -122,14 +111,13 @@ def _training(
         "model": scale["model"],
         **_data(profile, role, name),
         **scale["compute"],
-        **scale.get("workers", {}),
+        **scale.get("training", {}),
         "factor": "linear",
         "warmup_epochs": 0,
         "test_samples": _samples(profile, role, name, "test"),
         "sync": "asp",
         "engine": "local",
         "stages": stages,
-        **{key: scale[key] for key in ("watched_samples",) if key in scale},
     }
     return _with_epochs(made, scale["stages"]) | config
 
@@ -139,11 +127,16 @@ def section51(
 ) -> Run:
     """A training of section 5.1; the baseline, with warm-up, where n_small is 0."""
     scale, training, inferred = _scale(profile), PAPER["training"], PAPER["inferred"]
-    samples = _samples(profile, CIFAR, chosen[CIFAR], "train")
-    large = _scaled(profile, PAPER["table2"]["large_batch"])
-    rounding = "floor" if scale["batches"] == 1 else "nearest"
-    times = (inferred["a"], inferred["b"] * scale["batches"])
-    plan = _plan(times, k, n_small, large, samples, rounding=rounding)
+    plan = {
+        "a": inferred["a"],
+        "b": inferred["b"] * scale["batches"],
+        "k": k,
+        "n_small": n_small,
+        "n_large": WORKERS - n_small,
+        "large_batch": max(2, round(PAPER["table2"]["large_batch"] * scale["batches"])),
+        "samples": _samples(profile, CIFAR, chosen[CIFAR], "train"),
+        "rounding": "floor" if scale["batches"] == 1 else "nearest",
+    }
     share = sum(scale["stages"]) / sum(epochs for epochs, _ in training["stages"])
     config = {
         "setting": SECTION_5_1,
@@ -162,12 +155,12 @@ def section52(profile: str, chosen: Chosen, n_small: int, scheme: str, role: str
     """A training of section 5.2.2, or of 5.2.3 on ImageNet: ``dual-batch`` or ``hybrid``."""
     schedule, k = PAPER["table7" if role == CIFAR else "table9"], PAPER["table6"]["k"]
     samples = _samples(profile, role, chosen[role], "train")
+    shared = {"k": k, "n_small": n_small, "n_large": WORKERS - n_small, "samples": samples}
     sub_stages = []
     for stage in _scale(profile, role)["sub_stages"]:
-        times, large = (stage["a"], stage["b"]), stage["large_batch"]
-        plan = _plan(times, k, n_small, large, samples, rounding="nearest")
+        own = {name: stage[name] for name in ("a", "b", "large_batch")}
         setting = {name: stage[name] for name in ("resolution", "dropout")}
-        sub_stages.append(setting | {"plan": plan})
+        sub_stages.append(setting | {"plan": own | shared | {"rounding": "nearest"}})
     config = {
         "setting": SECTION_5_2 if role == CIFAR else SECTION_5_2_3,
         "scheme": scheme,
@@ -189,12 +182,6 @@ def _solved(table: str) -> list[Run]:
     return [Run("solve", {"table": table, "inferred": PAPER["inferred"]}, (0,), label=table)]
 
 
-def _table3(profile: str, chosen: Chosen) -> list[Run]:
-    """Trainings at the larger k by number of small-batch workers and factor."""
-    pairs = itertools.product(range(1, WORKERS), FACTORS)
-    return [section51(profile, chosen, K[1], n_small, factor) for n_small, factor in pairs]
-
-
 def table5(profile: str, chosen: Chosen) -> list[Run]:
     """The baseline and trainings by k and mix, some again with momentum kept."""
     runs = [section51(profile, chosen, 1.0, 0)]
@@ -214,15 +201,15 @@ def rates_of(profile: str, n_small: int) -> tuple[float, ...]:
 
 def _rates(profile: str, chosen: Chosen) -> list[Run]:
     """Trainings by rate at three mixes, with images held out."""
-    found = []
-    for n, rate in [(mix, rate) for mix in SEARCHED for rate in rates_of(profile, mix)]:
+    found, seeds = [], (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
+    for n in SEARCHED:
         config = _compared(profile, section51(profile, chosen, K[1], n))
         samples = config["sub_stages"][0]["plan"]["samples"]
-        stages = [[epochs, lr * rate] for epochs, lr in config["stages"]]
-        config |= {"setting": SEARCH, "rate": rate, "stages": stages, "held_out": True}
         config = _replanned(config, samples=samples - samples // HELD_OUT)
-        seeds = (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
-        found.append(Run("train", config, seeds=seeds, label=f"{mix(n)}, rate ×{rate:g}"))
+        for rate in rates_of(profile, n):
+            stages = [[epochs, lr * rate] for epochs, lr in config["stages"]]
+            own = {"setting": SEARCH, "rate": rate, "stages": stages, "held_out": True}
+            found.append(Run("train", config | own, seeds, label=f"{mix(n)}, rate ×{rate:g}"))
     return found
 
 
@@ -305,16 +292,17 @@ def flatness(profile: str, chosen: Chosen) -> list[Run]:
     """A training with small, large and dual batches, by one schedule and without warm-up."""
     (row,) = [r for r in PAPER["table2"]["rows"] if (r["k"], r["n_small"]) == (K[1], HALF)]
     trainings = []
-    for kind in KINDS:
+    at = {"sizes": list(PERTURBED), "worst_size": WORST, "places": list(PLACES)}
+    for kind, label in KINDS.items():
         run = section51(profile, chosen, K[1], HALF if kind == "dual" else 0)
         config = _with_epochs(_compared(profile, run), PROFILES[profile].get("flatness_stages"))
         del config["engine"]
         if kind == "small":
-            config = _replanned(config, large_batch=_scaled(profile, row["small_batch"]))
-        config |= {"batches": kind, "warmup_epochs": 0, **PROFILES[profile]["flatness"]}
-        config |= {"sizes": list(PERTURBED), "worst_size": WORST, "places": list(PLACES)}
+            small = max(2, round(row["small_batch"] * _scale(profile)["batches"]))
+            config = _replanned(config, large_batch=small)
+        config |= {"batches": kind, "warmup_epochs": 0, **PROFILES[profile]["flatness"], **at}
         seeds = (0, 1) if profile == "quick" else None
-        trainings.append(Run("flatness", config, seeds, label=KINDS[kind]))
+        trainings.append(Run("flatness", config, seeds, label=label))
     return trainings
 
 
@@ -341,13 +329,13 @@ def wall(profile: str) -> Run:
     """The timing of two real workers, by plans for their own times and for the paper's ratio."""
     if profile == LONG:
         return replace(wall("quick"), seeds=PROCESSES)
-    wall_ = PROFILES[profile]["wall"]
+    config = dict(PROFILES[profile]["wall"])
     own = {"a": None, "b": None}
-    parts = [
+    config["parts"] = [
         {"autocast": None, **part, "epochs": [own | kind for kind in part["epochs"]]}
-        for part in wall_["parts"]
+        for part in config["parts"]
     ]
-    return Run("wall", wall_ | {"parts": parts}, seeds=(0,), label="two real workers")
+    return Run("wall", config, seeds=(0,), label="two real workers")
 
 
 RUNS: dict[str, Callable[[str, Chosen], list[Run]]] = {
@@ -359,7 +347,9 @@ RUNS: dict[str, Callable[[str, Chosen], list[Run]]] = {
         Run("schemes", {"n_small": 1, "stages": PAPER["table1"]["stages"]}, (0,), "three schemes")
     ],
     "table2": lambda profile, chosen: [*_solved("table2"), *_published(chosen)],
-    "table3": _table3,
+    "table3": lambda profile, chosen: [
+        section51(profile, chosen, K[1], n, factor) for n in range(1, WORKERS) for factor in FACTORS
+    ],
     "table4": lambda profile, chosen: [step_times(profile)],
     "table5": table5,
     "table6": lambda profile, chosen: _solved("table6"),

@@ -7,6 +7,7 @@ the simulation train the same?
 import math
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,22 +40,19 @@ def table(results: Results) -> list[dict[str, Any]]:
         slow = f"{_name(sync, bound)}, one worker takes {runs.STRAGGLER:g} times as long"
         config = {"sync": sync, "staleness": bound, "straggler": runs.STRAGGLER}
         ran.append((slow, runs.RULES[0], results.ok("synchronise", **config)))
-    rows: list[dict[str, Any]] = []
-    for name, merge, records in ran:
-        if not records:
-            continue
-        losses = cells.final(results, records, "test_loss")
-        finite = all(map(math.isfinite, losses))
-        rows.append(
-            {
-                "synchronisation": name,
-                "merge": merge,
-                "accuracy (%)": Summary.of(cells.final(results, records, "accuracy")).text(),
-                "loss": Summary.of(losses).text(3) if finite else "not finite",
-                "n": len(records),
-                "staleness, mean": f"{np.mean([r.metrics['staleness'] for r in records]):.2f}",
-            }
-        )
+    rows: list[dict[str, Any]] = [
+        {
+            "synchronisation": name,
+            "merge": merge,
+            "accuracy (%)": Summary.of(cells.final(results, records, "accuracy")).text(),
+            "loss": loss.text(3) if math.isfinite(loss.mean) else "not finite",
+            "n": len(records),
+            "staleness, mean": f"{np.mean([r.metrics['staleness'] for r in records]):.2f}",
+        }
+        for name, merge, records in ran
+        if records
+        for loss in [Summary.of(cells.final(results, records, "test_loss"))]
+    ]
     with suppress(NotRun):
         for sync, seconds in rounds(results).items():
             name = f"{_name(sync)}, two real workers, a round of epochs"
@@ -115,15 +113,16 @@ def figure2(results: Results) -> "Figure":
         title = f"{_name(sync)}: workers SIMULATED in turns; {cells.whose(records)}"
         drawing.titled(axis, title, 120)
         axis.set(xlabel="virtual time (s)", ylabel="worker")
-        for metrics in (record.metrics for record in records[:1]):
+        for record in records[:1]:
             # A share begins when the version that its worker pulled was made.
-            made = [0.0, *metrics["commit_s"]]
-            log = zip(metrics["worker"], metrics["pulled"], metrics["commit_s"], strict=True)
-            for worker, pulled, pushed in list(log)[: _DRAWN_EPOCHS * runs.WORKERS]:
-                of = drawing.SMALL if worker < runs.HALF else drawing.LARGE
+            columns = [record.metrics[name] for name in ("worker", "pulled", "commit_s")]
+            made = [0.0, *columns[-1]]
+            shares = zip(*columns, strict=True)
+            for worker, pulled, pushed in islice(shares, _DRAWN_EPOCHS * runs.WORKERS):
+                size = "small" if worker < runs.HALF else "large"
                 span, lane = (made[pulled], pushed - made[pulled]), (worker - 0.3, 0.6)
-                label = f"a share of a {of.split()[1]}-batch worker, from pull to push"
-                colour = drawing.STYLES[of]["color"]
+                label = f"a share of a {size}-batch worker, from pull to push"
+                colour = drawing.STYLES[f"{size} batches"]["color"]
                 axis.broken_barh([span], lane, color=colour, ec="white", label=label)
         axis.set_yticks(range(runs.WORKERS))
         axis.set_ylim(runs.WORKERS - 0.4, -0.6)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from repro.experiments.dualbatch.cells import ROLE, artefact, by_process, by_seed, whose
-from repro.experiments.dualbatch.runs import CIFAR, PAPER, PARTS, STEPS_IN_A_ROW, K
+from repro.experiments.dualbatch.runs import CIFAR, KS, PAPER, PARTS, STEPS_IN_A_ROW
 from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
 from repro.experiments.judge import Case, Cases, Estimate, NotRun, cases, mean_of
 from repro.experiments.query import Results
@@ -30,15 +30,19 @@ def _timed(results: Results) -> list[Record]:
     return results.ok("times", role=CIFAR)
 
 
-def _steps(record: Record, side: int) -> Turns:
-    timings = {n: record.timings[f"{side}px, step of {n}"] for n in record.config["batch_sizes"]}
-    return {n: [s / STEPS_IN_A_ROW for s in t["samples_s"]] for n, t in timings.items()}
-
-
-def _epochs(record: Record, side: int) -> Turns:
-    samples, sizes = record.config["samples"], record.config["batch_sizes"]
-    timed = {n: record.timings.get(f"{side}px, {n}, {samples}") for n in sizes}
-    return {n: timing["samples_s"] for n, timing in timed.items() if timing}
+def _turns(results: Results) -> dict[str, dict[str, Turns]]:
+    """The turns of a step and of an epoch by the name of their resolution."""
+    record = results.measured("times", role=CIFAR)
+    sizes, samples, timings = record.config["batch_sizes"], record.config["samples"], record.timings
+    found: dict[str, dict[str, Turns]] = {}
+    for side in record.config["resolutions"]:
+        steps = {n: timings[f"{side}px, step of {n}"]["samples_s"] for n in sizes}
+        epochs = {n: timings.get(f"{side}px, {n}, {samples}") for n in sizes}
+        found[f"{side} px"] = {
+            "step": {n: [s / STEPS_IN_A_ROW for s in turns] for n, turns in steps.items()},
+            "epoch": {n: timing["samples_s"] for n, timing in epochs.items() if timing},
+        }
+    return found
 
 
 # Figures 3 and 4: a batch, an epoch.
@@ -103,7 +107,9 @@ def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _draw(lines: Sequence[Line], predicted: str, ylabel: str, width: float) -> "tuple[Figure, Any]":
+def _draw(
+    lines: Sequence[Line], predicted: str, ylabel: str, width: float, limits: Sequence[float] = ()
+) -> "Figure":
     """Draw measured points and lines against the batch size; the paper's hollow and dashed."""
     from repro.experiments.dualbatch import drawing
 
@@ -119,19 +125,19 @@ def _draw(lines: Sequence[Line], predicted: str, ylabel: str, width: float) -> "
         axis.plot(line.sizes, line.predicted, **fitted)
         drawing.titled(axis, line.title)
         axis.set(xlabel="batch size", xlim=(0, None), ylim=(0, None))
+    for axis, limit in zip(axes[0], limits, strict=False):
+        axis.axhline(limit, color="#b3261e", ls=":", label="ours: limit (SIMULATED)")
+        axis.set_ylim(top=1.12 * limit)
     axes[0, 0].set_ylabel(ylabel)
-    return figure, axes[0]
+    drawing.plots.legend_below(figure, 4)
+    return figure
 
 
 def draw_times(results: Results, epochs: bool) -> "Figure":
     """Draw the time of a batch, or of an epoch, against its size, ours and the authors'."""
-    from repro.plots import legend_below
-
     of, predicted = ("an epoch", "equation 2") if epochs else ("a batch", "fitted a x + b")
     lines = list(lines_of(results, epochs).values())
-    figure, _ = _draw(lines, predicted, f"time of {of} (s)", 2.4)
-    legend_below(figure, 4)
-    return figure
+    return _draw(lines, predicted, f"time of {of} (s)", 2.4)
 
 
 Trend = Callable[[Mapping[int, float]], float]
@@ -154,26 +160,18 @@ def doubling(seconds: Mapping[int, float]) -> float:
     return float(2**slope)
 
 
-def _sides(results: Results) -> dict[str, int]:
-    """The resolutions that were timed, by the name of their case."""
-    sides = results.need("times", role=CIFAR).config["resolutions"]
-    return {f"{side} px": side for side in sides}
-
-
 def _mean(results: Results, values: Sequence[float], **form: Any) -> Estimate:
     records = _timed(results)
     trials = "processes" if len(records) > 1 else "rounds"
     return mean_of(by_process(results, records, values), trials=trials, **form)
 
 
-def _trend(
-    results: Results, turns_of: Callable[[Record, int], Turns], trend: Trend, **form: Any
-) -> Cases:
+def _trend(results: Results, of: str, trend: Trend, **form: Any) -> Cases:
     """A trend over batch sizes, in each process or turn, by resolution."""
-    sides = _sides(results)
+    timed = _turns(results)
 
-    def of(name: str) -> Estimate:
-        by_size = turns_of(results.measured("times", role=CIFAR), sides[name])
+    def estimated(name: str) -> Estimate:
+        by_size = timed[name][of]
         if len(by_size) < 4:
             raise NotRun(f"times of {len(by_size)} batch sizes; a trend needs four")
         turns = zip(*by_size.values(), strict=True)
@@ -181,7 +179,7 @@ def _trend(
         label = f"{name}: twice the batch" if trend is doubling else name
         return replace(_mean(results, values, **form), label=label)
 
-    return cases(sides, of)
+    return cases(timed, estimated)
 
 
 def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Estimate]]) -> Cases:
@@ -220,35 +218,33 @@ def _above_0(predicted: float) -> float:
 
 def equation2(results: Results) -> Cases:
     """Epochs over the line through the steps of the same turns, or processes."""
-    sides = _sides(results)
-    record = results.measured("times", role=CIFAR)
+    timed, samples = _turns(results), results.need("times", role=CIFAR).config["samples"]
 
     def errors(name: str) -> dict[str, Estimate]:
-        steps = _steps(record, sides[name])
+        steps = timed[name]["step"]
         lines = [np.polyfit(list(steps), turn, 1) for turn in zip(*steps.values(), strict=True)]
         over: dict[str, Estimate] = {}
-        for n, seconds in _epochs(record, sides[name]).items():
-            count = math.ceil(record.config["samples"] / n)
-            due = [_above_0((a * n + b) * count) for a, b in lines]
+        for n, seconds in timed[name]["epoch"].items():
+            due = [_above_0((a * n + b) * math.ceil(samples / n)) for a, b in lines]
             ratios = list(np.array(seconds) / np.array(due))
             over[f"{name}, batch size {n}"] = _mean(results, ratios, log=True, digits=3)
         return over
 
-    return _farthest(sides, errors)
+    return _farthest(timed, errors)
 
 
 FIGURE3 = artefact(
     "figure3",
     rows=partial(line_table, epochs=False),
     draw=partial(draw_times, epochs=False),
-    claims={"line": partial(_trend, turns_of=_steps, trend=bend, unit="%", digits=1)},
+    claims={"line": partial(_trend, of="step", trend=bend, unit="%", digits=1)},
 )
 FIGURE4 = artefact(
     "figure4",
     rows=partial(line_table, epochs=True),
     draw=partial(draw_times, epochs=True),
     claims={
-        "falls": partial(_trend, turns_of=_epochs, trend=doubling, log=True),
+        "falls": partial(_trend, of="epoch", trend=doubling, log=True),
         "equation2": equation2,
     },
 )
@@ -289,20 +285,17 @@ def shares_predicted(results: Results) -> Cases:
     """Each share's time over its prediction; of one process no spread of a share is known."""
     results.need("times", role=CIFAR)
     # By k, then by share: the processes that have it, and their ratios.
-    ratios: dict[str, dict[str, tuple[list[Record], list[float]]]] = {f"k = {k:g}": {} for k in K}
+    ratios: dict[str, dict[str, list[tuple[Record, float]]]] = {k: {} for k in KS}
     for record in _timed(results):
         for row in _shares(record):
             k = f"k = {row['k']:g}"
             share = f"{k}, {row['kind']} batches, n_S = {row['n_small']}"
-            of, values = ratios[k].setdefault(share, ([], []))
-            of.append(record)
-            values.append(row["measured_s"] / _above_0(row["predicted_s"]))
+            ratio = row["measured_s"] / _above_0(row["predicted_s"])
+            ratios[k].setdefault(share, []).append((record, ratio))
 
     def errors(k: str) -> dict[str, Estimate]:
-        return {
-            share: mean_of(by_seed(results, *cell), log=True, digits=3)
-            for share, cell in ratios[k].items()
-        }
+        cells = {share: by_seed(results, *zip(*of, strict=True)) for share, of in ratios[k].items()}
+        return {share: mean_of(cell, log=True, digits=3) for share, cell in cells.items()}
 
     return _farthest(ratios, errors)
 
@@ -336,26 +329,18 @@ def memory_table(results: Results) -> list[dict[str, Any]]:
 
 def draw_memory(results: Results) -> "Figure":
     """Draw measured and predicted memory against the batch size, with the limit."""
-    from repro.plots import legend_below
-
-    records = [record for role in PARTS if (record := results.first("memory", role=role))]
-    lines = []
-    for record in records:
+    lines, limits = [], []
+    for record in results.ok("memory"):
         metrics, side = record.metrics, f"{record.config['resolution']} px"
-        beyond = dict(metrics["beyond"])
-        sizes = [*metrics["batch_sizes"], *beyond]
-        peaks = [peak / MIB for peak in (*metrics["peaks"], *beyond.values())]
-        fixed, each = (metrics[name] / MIB for name in ("fixed_bytes", "bytes_per_sample"))
+        measured = dict(zip(metrics["batch_sizes"], metrics["peaks"], strict=True))
+        measured |= dict(metrics["beyond"])
+        fit = {"a": metrics["bytes_per_sample"] / MIB, "b": metrics["fixed_bytes"] / MIB}
         title = f"in {record.config['role']}'s place\n{whose([record], side)}"
-        lines.append(Line(title, {}, sizes, peaks, [fixed + n * each for n in sizes]))
+        peaks = [peak / MIB for peak in measured.values()]
+        lines.append(Line(title, fit, [*measured], peaks, _on(fit, [*measured])))
+        limits.append(metrics["limit_bytes"] / MIB)
     fitted = "line fitted to the eight smallest"
-    figure, axes = _draw(lines, fitted, "peak memory (MiB)", 4.0)
-    for axis, record in zip(axes, records, strict=False):
-        limit = record.metrics["limit_bytes"] / MIB
-        axis.axhline(limit, color="#b3261e", ls=":", label="ours: limit (SIMULATED)")
-        axis.set_ylim(top=1.12 * limit)
-    legend_below(figure, 4)
-    return figure
+    return _draw(lines, fitted, "peak memory (MiB)", 4.0, limits)
 
 
 FIGURE13 = artefact("figure13", rows=memory_table, draw=draw_memory)

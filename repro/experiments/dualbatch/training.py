@@ -1,20 +1,28 @@
 """Trainings: by one of the schemes, by synchronisation and merge rule, and around their ends."""
 
+import copy
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import vector_to_parameters
 
-from repro.datasets import ImageData, TensorLoader, dense
-from repro.dualbatch import DualBatchPlan, DualBatchResult, train_dual_batch
+from repro import dualbatch
+from repro.datasets import ImageData
+from repro.dualbatch import DualBatchPlan, DualBatchResult
 from repro.dualbatch.checks import ClusterError
 from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
-from repro.experiments.dualbatch import building, minima
+from repro.experiments.dualbatch import building
 from repro.experiments.dualbatch.building import Config, TrainingData, build_model, plan_of
 from repro.measure import Timing
+
+Batch = tuple[Tensor, Tensor]
+_AT_ONCE = 500  # images in a forward pass that keeps nothing
 
 
 def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -54,12 +62,20 @@ def _trained(
     """Train; the function trains the same again, locally and without tests."""
     assert data is not None
     images = TrainingData(config, data, device)
+    schedule = dualbatch.CyclicProgressiveSchedule(
+        [dualbatch.Stage(int(epochs), lr) for epochs, lr in config["stages"]],
+        [
+            dualbatch.SubStage(e["resolution"], e["dropout"], plan_of(e["plan"]))
+            for e in config["sub_stages"]
+        ],
+        warmup_epochs=config["warmup_epochs"],
+    )
     run = partial(
-        train_dual_batch,
+        dualbatch.train_dual_batch,
         partial(build_model, config, data.num_classes),
         images,
         plan_of(config["sub_stages"][-1]["plan"]),
-        building.schedule_of(config),
+        schedule,
         sync=config["sync"],
         staleness=config.get("staleness"),
         merge=config.get("merge"),
@@ -111,13 +127,17 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
     model = build_model(config, data.num_classes).to(device)  # type: ignore[union-attr]
     model.load_state_dict(result.state)
     model.eval()
-    train = _plain(images, (images.images, images.labels), config["loss_samples"])
-    test = _plain(images, images.test, config["loss_samples"])
+    shown: dict[str, Batch] = {}
+    for name, of in (("train", (images.images, images.labels)), ("test", images.test)):
+        order = torch.randperm(len(of[1]), generator=torch.Generator().manual_seed(0))
+        few = order[: config["loss_samples"]]  # the same for every seed
+        (shown[name],) = images.loader(*of, few, len(few))
+    train = shown["train"]
     drawn = torch.Generator().manual_seed(seed)
-    directions = [minima.filter_normalised(model, drawn) for _ in range(config["directions"])]
-    at_rest = minima.loss_of(model, train)
+    directions = [filter_normalised(model, drawn) for _ in range(config["directions"])]
+    at_rest = loss_of(model, train)
     rises = [
-        [minima.loss_at(model, direction, size, train) - at_rest for direction in directions]
+        [loss_at(model, direction, size, train) - at_rest for direction in directions]
         for size in config["sizes"]
     ]
     last = result.history[-1]
@@ -128,28 +148,95 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
             "train_loss": at_rest,
             "wall_time_s": last.wall_time_s,
             "variances": [
-                minima.gradient_variance(model, train, n, config["draws"], drawn)
+                gradient_variance(model, train, n, config["draws"], drawn)
                 for n in config["variance_batches"]
             ],
             "rises": rises,  # by size, then by direction
-            "worst_rise": minima.worst_rise(model, train, config["worst_size"]),
+            "worst_rise": worst_rise(model, train, config["worst_size"]),
             "line": {
-                name: [
-                    minima.loss_at(model, directions[0], point, batch) for point in config["places"]
-                ]
-                for name, batch in (("train", train), ("test", test))
+                name: [loss_at(model, directions[0], point, batch) for point in config["places"]]
+                for name, batch in shown.items()
             },
         }
     )
 
 
-def _plain(images: TrainingData, of: minima.Batch, count: int) -> minima.Batch:
-    """Some of the images, the same for every seed, as the model is tested on them."""
-    inputs, labels = of
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    chosen = order[:count].to(labels.device)
-    mean, std = images.statistics
-    (batch,) = TensorLoader(
-        dense(inputs[chosen]), labels[chosen], len(chosen), shuffle=False, mean=mean, std=std
-    )
-    return batch
+# How gradients scatter and how the loss rises around a model's weights (section 2).
+
+
+def gradient_variance(
+    model: nn.Module, pool: Batch, batch: int, draws: int, generator: torch.Generator
+) -> float:
+    """The variance of a mini-batch's gradient, summed over all weights (section 2.2).
+
+    Mini-batches are drawn from images (N, C, H, W) and labels (N,) with replacement.
+    """
+    copied = copy.deepcopy(model).train()
+    inputs, labels = pool
+    total, squares = torch.zeros((), dtype=torch.double, device=labels.device), 0.0
+    for _ in range(draws):
+        chosen = torch.randint(len(labels), (batch,), generator=generator).to(labels.device)
+        gradient = _gradient(copied, inputs[chosen], labels[chosen]).double()
+        total = total + gradient
+        squares += float(gradient.square().sum())
+    return (squares - float(total.square().sum()) / draws) / (draws - 1)
+
+
+def _gradient(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    loss = functional.cross_entropy(model(inputs), labels)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def filter_normalised(model: nn.Module, generator: torch.Generator) -> list[Tensor]:
+    """A random direction whose filters are as long as the model's.
+
+    Biases and normalisation layers stay. Source: Li et al., "Visualizing the Loss Landscape of
+    Neural Nets", 2018.
+    """
+    direction = []
+    for weight in model.parameters():
+        if weight.dim() < 2:
+            direction.append(torch.zeros_like(weight))
+            continue
+        drawn = torch.randn(weight.shape, generator=generator).to(weight.device)
+        length, drawn_length = (
+            t.detach().flatten(1).norm(dim=1).view(-1, *[1] * (t.dim() - 1))
+            for t in (weight, drawn)
+        )
+        direction.append(drawn * length / drawn_length)
+    return direction
+
+
+def loss_at(model: nn.Module, direction: list[Tensor], size: float, batch: Batch) -> float:
+    """The mean loss at a distance along a direction from the model's weights, which stay."""
+    moved = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight, part in zip(moved.parameters(), direction, strict=True):
+            weight.add_(part, alpha=size)
+    return loss_of(moved, batch)
+
+
+def loss_of(model: nn.Module, batch: Batch) -> float:
+    """The mean loss over a set of images."""
+    with torch.no_grad():
+        total = sum(
+            float(functional.cross_entropy(model(inputs), labels, reduction="sum"))
+            for inputs, labels in _pieces(batch)
+        )
+    return total / len(batch[1])
+
+
+def worst_rise(model: nn.Module, batch: Batch, size: float) -> float:
+    """The rise of the loss one step of length `size` up its gradient.
+
+    Source: Foret et al., "Sharpness-Aware Minimization", 2021, with their first-order step.
+    """
+    total: Any = sum(_gradient(model, *piece) * len(piece[1]) for piece in _pieces(batch))
+    direction = [torch.empty_like(p) for p in model.parameters()]
+    vector_to_parameters(total / total.norm(), direction)
+    return loss_at(model, direction, size, batch) - loss_of(model, batch)
+
+
+def _pieces(batch: Batch) -> Iterator[Batch]:
+    yield from zip(*(part.split(_AT_ONCE) for part in batch), strict=True)

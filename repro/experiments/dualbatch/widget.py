@@ -6,14 +6,14 @@ from matplotlib.figure import Figure
 
 from repro import plots
 from repro.dualbatch import DualBatchPlan
-from repro.experiments.dualbatch.drawing import LARGE, SMALL, STYLES, titled
+from repro.experiments.dualbatch.drawing import STYLES, titled
 from repro.experiments.dualbatch.runs import PAPER, WORKERS
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.query import Results
 from repro.measure import TimeModel
 
 # Ends of the widget's sliders, and of its axis, so that the plan alone moves.
-MOST_TIME, BATCHES = 1.5, (100, 1000)
+MOST_PERCENT, SMALLEST = 50, 100
 # The setting of Table 2: ResNet-18 on CIFAR-100, GTX 1080.
 TIMES = TimeModel(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
 SAMPLES: int = PAPER["cifar_samples"]  # of an epoch
@@ -26,14 +26,12 @@ def explorers(_: Callable[[str], Results]) -> list[Explorer]:
         plan = solve(k, n_small, large_batch)
         return describe(plan), draw(large_batch, plan)
 
-    most = round(100 * MOST_TIME) - 100
-    longer = {f"{percent} %": 1 + percent / 100 for percent in range(1, most + 1)}
+    longer = {f"{percent} %": 1 + percent / 100 for percent in range(1, MOST_PERCENT + 1)}
+    sizes = {str(n): n for n in range(SMALLEST, 1001, 50)}
     controls = {
         "k": Control("longer than large batches alone by", longer, "10 %", 8),
         "n_small": Control("workers with small batches", {str(n): n for n in range(5)}, "2", 5),
-        "large_batch": Control(
-            "large batch", {str(n): n for n in range(BATCHES[0], BATCHES[1] + 1, 50)}, "500"
-        ),
+        "large_batch": Control("large batch", sizes, "500"),
     }
     return [Explorer("dualbatch", controls, computed)]
 
@@ -70,10 +68,10 @@ def draw(large_batch: int, plan: DualBatchPlan | str) -> Figure:
     titled(axis, "predicted for the paper's device: ResNet-18, GTX 1080", 60)
     share = round(SAMPLES / WORKERS)
     axis.set(xlabel="time of one epoch (s)", ylim=(WORKERS - 0.5, -0.5))
-    axis.set_xlim(0, 1.02 * MOST_TIME * TIMES.pass_time(BATCHES[0], share))
+    axis.set_xlim(0, 1.02 * (1 + MOST_PERCENT / 100) * TIMES.pass_time(SMALLEST, share))
     axis.set_yticks(range(WORKERS), [f"worker {worker}" for worker in range(WORKERS)])
     axis.grid(axis="y", visible=False)
-    colours = {"small": STYLES[SMALL]["color"], "large": STYLES[LARGE]["color"]}
+    colours = {kind: STYLES[f"{kind} batches"]["color"] for kind in ("small", "large")}
     for kind, colour in colours.items():  # named even where no worker has such batches
         axis.broken_barh([], (0, 0), color=colour, label=f"a step with a {kind} batch")
     if isinstance(plan, str):

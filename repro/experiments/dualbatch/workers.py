@@ -34,7 +34,7 @@ def train_own_plan(config: Config, seed: int, data: ImageData | None, device: st
     setting = {**config, **config["measured"], "classes": data.num_classes}
     measured, timings = _line(setting, setting["resolution"], device)
     (entry,) = config["sub_stages"]
-    solution = _solved(entry["plan"], measured)
+    solution, _ = _solved(entry["plan"], measured)
     if solution["error"] is not None:
         return Outcome(solution, timings=timings)
     plan = entry["plan"] | {"a": measured["a"], "b": measured["b"]}
@@ -47,28 +47,28 @@ def planned_again(config: Config, metrics: Config) -> dict[str, Any]:
     if metrics["a"] is None:
         return {}
     (entry,) = config["sub_stages"]
-    return _solved(entry["plan"], {"a": metrics["a"], "b": metrics["b"], "error": None})
+    return _solved(entry["plan"], {"a": metrics["a"], "b": metrics["b"], "error": None})[0]
 
 
 def _line(config: Config, resolution: int, device: str) -> tuple[dict[str, Any], dict[str, Timing]]:
     """A and b of steps timed now, or the error why there is no line; and the timings."""
     try:
-        fit, timed = fitted(config, resolution, {}, config["repeats"], device)
+        fit, timed = fitted(config, resolution, (), config["repeats"], device)
     except ValueError as error:  # times of larger batches that are no longer
         return {"a": None, "b": None, "error": str(error)}, {}
     return {"a": fit.a, "b": fit.b, "error": None}, dict(timed)
 
 
-def _solved(entry: Config, measured: Config) -> dict[str, Any]:
-    """A plan's sizes and shares for the times measured, or the error why there is none."""
+def _solved(entry: Config, measured: Config) -> tuple[dict[str, Any], DualBatchPlan | None]:
+    """The metrics of a plan for the times measured, or the error why there is none; the plan."""
     if measured["error"] is not None:
-        return {**measured, "plan": None}
+        return {**measured, "plan": None}, None
     try:
         plan = plan_of({**entry, "a": measured["a"], "b": measured["b"]})
     except ValueError as error:
-        return {**measured, "plan": None, "error": str(error)}
+        return {**measured, "plan": None, "error": str(error)}, None
     names = ("small_batch", "large_batch", "small_samples", "large_samples")
-    return {**measured, "plan": {name: getattr(plan, name) for name in names}}
+    return {**measured, "plan": {name: getattr(plan, name) for name in names}}, plan
 
 
 @cache
@@ -120,37 +120,37 @@ def _part(
     kinds, samples = config["epochs"], config["samples"]
     lines: dict[int, dict[str, Any]] = {}
     timings: dict[str, Timing] = {}
-    for side in dict.fromkeys(kind["resolution"] for kind in kinds if kind["a"] is None):
-        lines[side], timed = _line(config, side, device)
-        timings |= {f"{side}px, {key}": value for key, value in timed.items()}
     solved: list[dict[str, Any]] = []
     plans: dict[int, DualBatchPlan] = {}
     for number, kind in enumerate(kinds):
-        measured = {"a": kind["a"], "b": kind["b"], "error": None}
+        measured, side = {"a": kind["a"], "b": kind["b"], "error": None}, kind["resolution"]
         if kind["a"] is None:
-            measured = lines[kind["resolution"]]
+            if side not in lines:
+                lines[side], timed = _line(config, side, device)
+                timings |= {f"{side}px, {key}": value for key, value in timed.items()}
+            measured = lines[side]
         if kind["k"] == 1:  # large batches alone; real workers have no virtual clock
             large, share, unused = kind["large_batch"], samples // TWO, TimeModel(1.0, 0.0)
             solved.append({**measured, "error": None, "plan": None})
             sizes = (samples, large, large, share, share)
             plans[number] = DualBatchPlan(unused, 1.0, 1, TWO - 1, *sizes, update_factor=1.0)
             continue
-        entry = {key: kind[key] for key in ("k", "large_batch")}
-        entry |= {"n_small": 1, "n_large": TWO - 1, "samples": samples}
-        solved.append(_solved(entry, measured))
-        if solved[-1]["error"] is None:
-            plans[number] = plan_of({**entry, "a": measured["a"], "b": measured["b"]})
-    metrics: dict[str, Any] = {"solved": solved, "shares_s": {}, "round_s": {}}
+        entry = {"k": kind["k"], "large_batch": kind["large_batch"], "samples": samples}
+        entry |= {"n_small": 1, "n_large": TWO - 1}
+        metrics, plan = _solved(entry, measured)
+        solved.append(metrics)
+        if plan is not None:
+            plans[number] = plan
+    shares_s, round_s = dict[str, Any](), dict[str, list[float]]()
     for sync, wanted in config["syncs"].items():
         chosen = [number for number in plans if kinds[number]["in"] in wanted]
         subs = [dualbatch.SubStage(kinds[n]["resolution"], None, plans[n]) for n in chosen]
+        stages = [dualbatch.Stage(len(subs), RATE)] * (1 + config["rounds"])
         log = train_dual_batch(
             partial(build_model, config, config["classes"]),
             partial(_random_data, config["classes"], device),
             plans[chosen[-1]],
-            dualbatch.CyclicProgressiveSchedule(
-                [dualbatch.Stage(len(subs), RATE)] * (1 + config["rounds"]), subs
-            ),
+            dualbatch.CyclicProgressiveSchedule(stages, subs),
             sync=sync,
             engine="ray",
             seed=seed,
@@ -160,10 +160,10 @@ def _part(
         ).log
         if sync == "bsp":
             seconds = share_seconds(log, len(subs))
-            metrics["shares_s"] = dict(zip(map(str, chosen), seconds, strict=True))
+            shares_s = dict(zip(map(str, chosen), seconds, strict=True))
         else:
-            metrics["round_s"][sync] = round_seconds(log, len(subs))
-    return metrics, timings
+            round_s[sync] = round_seconds(log, len(subs))
+    return {"solved": solved, "shares_s": shares_s, "round_s": round_s}, timings
 
 
 def share_seconds(log: list[dualbatch.Commit], kinds: int) -> list[list[list[float]]]:
