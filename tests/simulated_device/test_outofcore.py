@@ -107,18 +107,6 @@ def ended_while_it_leaves() -> Any:
     return other.cpu(), end is not None and end() is None
 
 
-def freed_behind_copy() -> Any:
-    """What was dropped is freed, and its chunks unmapped, once the device waits for its copy."""
-    device = Device()
-    a, variable = device.add(3)
-    device.residency.swap_out(variable)
-    del a
-    end, wait, alive = weakref.ref(variable.outgoing[1]), device.mover.wait, []
-    device.mover.wait = lambda ticket: (wait(ticket), alive.append(end() is not None))
-    device.residency.settle(variable)
-    return alive, end() is None
-
-
 def ended_while_it_comes() -> Any:
     """A variable is dropped while its copy to the device is under way."""
     device = Device()
@@ -253,7 +241,6 @@ OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (changed_while_it_leaves, Omission(residency, "variable.valid = False", within=WRITTEN)),
     (ended_while_it_leaves, Omission(residency, OUT, f"{OUT.removesuffix('storage')}None")),
     (ended_while_it_leaves, _settle("let_go")),
-    (freed_behind_copy, Omission(residency, "ticket, _held", "ticket = variable.outgoing[0] #")),
     (ended_while_it_comes, Omission(residency, IN, f"{IN.removesuffix('storage')}None")),
     (
         room_of_what_has_ended,
