@@ -1,7 +1,7 @@
 """Batch sizes and shares of data with equal times for both kinds of worker.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 3.3
-(equations 4 to 8) and 3.4 (model-update factor).
+(equations 4 to 8) and 3.4 (model-update factor). `server` merges by these, `progressive` cycles.
 """
 
 import math

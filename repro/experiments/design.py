@@ -331,9 +331,10 @@ def setting_of(kind: str, results: Results) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """A fact that no record of ours can change: shown under its table, not counted as a claim.
+    """A fact that is shown under its table, and not counted as a claim of the paper.
 
-    It holds by construction if the code is right, or follows from the paper's own numbers alone.
+    It holds by construction if the code is right, follows from the paper's own numbers alone, or
+    is a prediction of our own.
     """
 
     text: str

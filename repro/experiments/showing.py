@@ -63,9 +63,11 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
         rows = list(artefact.rows(results))
         caption = terminal.prose(view.full_caption(artefact, results))
         judged = summary.verdicts(paper, artefact, results)
+        checked = summary.checks(artefact, results)
     title = f"{paper.key}/{artefact.name}: {artefact.title}"
     if not evidence:
-        around = [title, "\n".join(map(_in_short, judged)), caption]
+        failing = [f"A check fails: {row['check']}" for row in checked if row["holds"] == "NO"]
+        around = [title, "\n".join([*map(_in_short, judged), *failing]), caption]
         taken = sum(len(part.splitlines()) + 1 for part in around)
         room = max(FEWEST_ROWS, MOST_LINES - _AROUND - taken)
         table = terminal.table(rows[:room], lines=max(room, FOLDED), advice="--evidence folds more")
@@ -76,8 +78,8 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
             table += f"\nThe rows of {devices}: --profile {results.gpu.profile}"
         return "\n\n".join(filter(None, [*around[:2], table, caption]))
     parts = [terminal.table(rows, title), caption]
-    if checked := summary.checks(artefact, results):
-        parts.append(terminal.table(checked, "Checks: what no run here could change"))
+    if checked:
+        parts.append(terminal.table(checked, "Checks, which are no claims of the paper"))
     if judged:
         claims = []
         for row in judged:

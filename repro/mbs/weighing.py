@@ -117,7 +117,7 @@ class Weighing:
         return changed
 
     def plan(self, piece: Piece, size: int, as_in_paper: bool = False, fewest: int = 1) -> Plan:
-        """Cut a piece into micro-batches of at most a size, and weigh them; see `Piece.plan`.
+        """Cut a piece into micro-batches and weigh them (Algorithm 1, lines 1 to 6).
 
         Raises:
             DistributedModelError: There are fewer micro-batches than `fewest`.

@@ -1,6 +1,7 @@
 """Swap schedules by a window of bytes that slides over the variable-sequence.
 
-Source: Hayakawa and Narihira, section 3 and figure 2; the algorithm is `Cycle.iteration`.
+Source: Hayakawa and Narihira, section 3 and figure 2; the algorithm is `Cycle.iteration`, and what
+enters and leaves the window is `_Window.entering` and `leaving`.
 
 Differs from the paper: the window counts a variable once, and takes it in only if all functions up
 to its use stay within the budget, so that no prefetch is withdrawn. A reserved swap-out is carried
