@@ -53,9 +53,11 @@ class Split:
     def evenly(self, count: int) -> "Split":
         """`count` samples at even distances, since sets on disk are ordered by class.
 
-        Raises DatasetError if there are fewer, or `count` is below 1.
+        All of them are the split itself. Raises DatasetError if there are fewer, or `count` is
+        below 1.
         """
-        return self.chosen(self._evenly(count))
+        taken = self._evenly(count)
+        return self if count == len(self) else self.chosen(taken)
 
     def parted(self, count: int) -> tuple["Split", "Split"]:
         """The samples of `evenly` and the rest; raises DatasetError if that is empty."""

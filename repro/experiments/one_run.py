@@ -200,8 +200,9 @@ def recording(stop: bool = False) -> Iterator[FirstSteps]:
 
     def watches() -> bool:
         # CUDA graphs are CUDA's alone.
-        captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return first.entry is None and not captured
+        if first.entry is not None:
+            return False
+        return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
     def noting(loss: torch.Tensor, *arguments: Any, **options: Any) -> None:
         if loss.numel() == 1 and not loss.is_meta and watches():

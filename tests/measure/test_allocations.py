@@ -84,7 +84,6 @@ def test_an_error_inside_leaves_no_profiler_and_one_that_runs_is_not_ended():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted as Linux does")
-@pytest.mark.slow
 def test_freed_memory_is_kept_and_nothing_is_written_to_the_terminal():
     # In a process of its own: there is no way back.
     code = """

@@ -146,10 +146,9 @@ def build_data(
         batches = datasets.TensorLoader(shown, test.labels, min(500, len(shown)), **options)
         measure = partial(evaluate_classifier, batches=batches, device=device)
     else:
-        # Each picture several times where they are fewer, for as many patches.
-        inputs, targets = (
-            images[torch.arange(many) % len(images)] for images in _pairs(config, train, 1)
-        )
+        inputs, targets = _pairs(config, train, 1)
+        if many > len(train):  # each picture several times, for as many patches
+            inputs, targets = (p[torch.arange(many) % len(p)] for p in (inputs, targets))
         options = {"patch": config["patch"], "device": device}
         loader = datasets.PatchLoader(inputs, targets, size, seed=seed, augment=True, **options)
         # One crop of each image, as in the paper ("1-crop validation PSNR").

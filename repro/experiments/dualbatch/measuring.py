@@ -2,11 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from repro import measure
 from repro.datasets import EpochTimes
@@ -253,24 +255,32 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     )
 
 
-def _measured(
-    config: Config, batch: int, device: str, limit: int | None = None
-) -> measure.MemoryMeter:
-    """Follow the memory of two steps: in the first one the optimizer makes its state."""
+def _two_steps(
+    config: Config,
+    batch: int,
+    device: str,
+    watched: Callable[[nn.Module], AbstractContextManager[Any]],
+) -> Any:
+    """Take two steps within a context of the model: in the first the optimizer makes its state."""
     model = build_model(config, config["classes"]).to(device).train()
     step = step_of(config, model, config["resolution"], batch, device)
-    meter = (
-        measure.MemoryBudget(limit, device, model) if limit else measure.MemoryMeter(device, model)
-    )
-    with meter:
+    with watched(model) as meter:
         step()
         step()
     return meter
 
 
+def _measured(config: Config, batch: int, device: str) -> measure.MemoryMeter:
+    return _two_steps(config, batch, device, partial(measure.MemoryMeter, device))
+
+
 def _fits(config: Config, batch: int, limit: int, device: str) -> bool:
     try:
-        _measured(config, batch, device, limit)
+        if device == "cpu":
+            _two_steps(config, batch, device, partial(measure.MemoryBudget, limit, device))
+        else:  # the limit is on all that is there
+            with measure.MemoryBudget(limit, device):
+                _two_steps(config, batch, device, nullcontext)
     except Exception as error:
         if not measure.is_out_of_memory(error):
             raise

@@ -45,13 +45,13 @@ def table(results: Results) -> list[dict[str, Any]]:
             "synchronisation": name,
             "merge": merge,
             "accuracy (%)": Summary.of(cells.final(results, records, "accuracy")).text(),
-            "loss": loss.text(3) if math.isfinite(loss.mean) else "not finite",
+            "loss": Summary.of(losses).text(3) if np.isfinite(losses).all() else "not finite",
             "n": len(records),
             "staleness, mean": f"{np.mean([r.metrics['staleness'] for r in records]):.2f}",
         }
         for name, merge, records in ran
         if records
-        for loss in [Summary.of(cells.final(results, records, "test_loss"))]
+        for losses in [cells.final(results, records, "test_loss")]
     ]
     with suppress(NotRun):
         for sync, seconds in rounds(results).items():

@@ -330,7 +330,7 @@ def memory_table(results: Results) -> list[dict[str, Any]]:
 def draw_memory(results: Results) -> "Figure":
     """Draw measured and predicted memory against the batch size, with the limit."""
     lines, limits = [], []
-    for record in results.ok("memory"):
+    for record in filter(None, (results.first("memory", role=role) for role in PARTS)):
         metrics, side = record.metrics, f"{record.config['resolution']} px"
         measured = dict(zip(metrics["batch_sizes"], metrics["peaks"], strict=True))
         measured |= dict(metrics["beyond"])

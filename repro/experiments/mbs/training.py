@@ -19,7 +19,14 @@ from repro.experiments.design import Outcome
 from repro.experiments.mbs.runs import AS_IN_PAPER
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryBudget, MemoryMeter, Timing, comparable_peaks
-from repro.training import Epoch, Step, evaluate_binary_segmentation, evaluate_classifier, fit
+from repro.training import (
+    Epoch,
+    Step,
+    evaluate_binary_segmentation,
+    evaluate_classifier,
+    fit,
+    plain_step,
+)
 
 Config = Mapping[str, Any]
 Batch = tuple[Tensor, Tensor]
@@ -164,6 +171,8 @@ class Task:
         By a new optimizer, where none is given; with further options of the streamer.
         """
         updates = optimizer or self.optimizer(model)
+        if micro is None and self.low is None:
+            return plain_step(model, self.loss, updates, self.device)
         if micro is None:
             return CapturedStep(model, self.loss, updates, self.low, captured=False)
         streamer = self.streamer(model, micro, normalization, autocast=self.low, **options)

@@ -182,6 +182,7 @@ def _taken(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
 
 def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
     """Return the norm of the difference over that of the expected; None for no tensors."""
+    assert [t.shape for t in actual] == [t.shape for t in expected]
     if not expected:
         return None
     ours, theirs = (torch.cat([t.flatten().double() for t in own]) for own in (actual, expected))
