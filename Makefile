@@ -48,7 +48,7 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab data test test-fast test-thorough test-exhaustive coverage \
-	unit-methods unit-dualbatch unit-experiments unit-rest unit-device unit-gpu nbval smoke \
+	unit-methods unit-dualbatch unit-experiments unit-rest unit-device unit-gpu nbval smoke smoke-runs \
 	smoke-simulated recipes docs doctor gpu reproduce-all golden $(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
@@ -93,14 +93,14 @@ WITH_RECORDS := tests/experiments tests/test_cli.py tests/test_notebooks.py
 UNIT := unit-dualbatch unit-experiments unit-methods unit-rest
 CHOICE := not gpu and not exhaustive and not slow
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction: five minutes on two cores
-	@$(MAKE) --no-print-directory -j3 --output-sync=target smoke $(UNIT) unit-gpu unit-device nbval
+	@$(MAKE) --no-print-directory -j3 --output-sync=target smoke-runs $(UNIT) unit-gpu unit-device nbval
 
 test-fast: $(STAMP)  ## unit tests alone, without an accelerator's, while you work
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
 
 test-thorough: $(STAMP)  ## what make test leaves to CI: tests that take seconds each
 	@$(MAKE) --no-print-directory -j2 --output-sync=target CHOICE="slow and not gpu and not exhaustive" \
-		ON_DEVICE="slow and not exhaustive" $(UNIT) unit-device
+		ON_DEVICE="slow and not exhaustive" smoke $(UNIT) unit-device
 
 unit-experiments: $(STAMP)
 	@$(PYTEST) -m "$(CHOICE)" $(WITH_RECORDS)
@@ -144,11 +144,14 @@ nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
 	@$(BIN)/python -m pytest -p no:warnings --nbval --nbval-sanitize-with notebooks/sanitize.cfg \
 		notebooks
 
+SMOKE = folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" && OMP_NUM_THREADS=1 && \
+	export REPRO_RESULTS OMP_NUM_THREADS && $(REPRO) run all --profile smoke
 smoke: $(STAMP)  ## every experiment and notebook end to end at toy scale, in a folder of its own
-	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" && OMP_NUM_THREADS=1 && \
-	export REPRO_RESULTS OMP_NUM_THREADS && \
-	$(REPRO) run all --profile smoke && $(REPRO) notebooks --profile smoke && \
-	rm -r "$$folder" && echo "smoke reproduction passed"
+	@$(SMOKE) && $(REPRO) notebooks --profile smoke && rm -r "$$folder" && \
+	echo "smoke reproduction passed"
+
+smoke-runs: $(STAMP)  ## every experiment alone, likewise
+	@$(SMOKE) && rm -r "$$folder" && echo "smoke runs passed"
 
 smoke-simulated: $(STAMP)  ## the same runs on the simulated accelerator, watched for races
 	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" PYTHONPATH=tests \

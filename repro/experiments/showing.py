@@ -66,7 +66,11 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
         checked = summary.checks(artefact, results)
     title = f"{paper.key}/{artefact.name}: {artefact.title}"
     if not evidence:
-        failing = [f"A check fails: {row['check']}" for row in checked if row["holds"] == "NO"]
+        failing = [
+            terminal.prose(f"A check fails: {row['check']}", "  ")
+            for row in checked
+            if row["holds"] == "NO"
+        ]
         around = [title, "\n".join([*map(_in_short, judged), *failing]), caption]
         taken = sum(len(part.splitlines()) + 1 for part in around)
         room = max(FEWEST_ROWS, MOST_LINES - _AROUND - taken)
