@@ -199,9 +199,9 @@ def recording(stop: bool = False) -> Iterator[FirstSteps]:
     seen: dict[int, tuple[torch.Tensor, list[list[float]]]] = {}
 
     def watches() -> bool:
-        # CUDA graphs are CUDA's alone.
         if first.entry is not None:
             return False
+        # CUDA graphs are CUDA's alone.
         return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
     def noting(loss: torch.Tensor, *arguments: Any, **options: Any) -> None:
