@@ -25,13 +25,13 @@ ifdef DATA
 export REPRO_DATA := $(value DATA)
 endif
 # Read by the shell, which takes no quote within them for an end.
-export PROFILE DEVICE SEEDS HOURS UNTIL
+export PROFILE DEVICE SEEDS HOURS
 # Whether other data may stand in for a paper's own under the profile paper.
 export REPRO_STAND_IN ?= $(STAND_IN)
 
 RUN_FLAGS := $(if $(PROFILE),--profile "$$PROFILE") $(if $(DEVICE),--device "$$DEVICE") \
 	$(if $(SEEDS),--seeds "$$SEEDS")
-UNTIL_FLAGS := $(if $(HOURS),--hours "$$HOURS") $(if $(UNTIL),--until "$$UNTIL")
+HOURS_FLAG := $(if $(HOURS),--hours "$$HOURS")
 # One line for a Python that is too old or too new, before anything is made; none where it fits.
 SUPPORTED := $(shell sed -n 's/^requires-python = "\(.*\)"/\1/p' pyproject.toml)
 COMPARE := import re, sys; \
@@ -55,7 +55,7 @@ help:  ## say what the targets do
 	@grep -hE '^[a-z%-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
 	@echo "reproduce-PAPER   compute one paper's records and notebook; PAPER is one of: $(PAPERS)"
 	@echo "Variables: PROFILE=smoke|quick|long|gpu|paper DEVICE=cpu|cuda DATA=folder SEEDS=3 or 0,5,7"
-	@echo "           HOURS=2.5 or UNTIL=02:30 (begin nothing that ends later) STAND_IN=1"
+	@echo "           HOURS=2.5 (begin no run after that) STAND_IN=1"
 
 setup: $(STAMP)  ## make the environment in .venv and install
 
@@ -76,13 +76,13 @@ doctor: $(STAMP)  ## say what this machine is, whether each method works on it (
 
 reproduce-all: $(STAMP)  ## reproduce every table and figure, resumable, then print the verdicts
 	@failed=0; \
-	$(REPRO) run all $(RUN_FLAGS) $(UNTIL_FLAGS) || { failed=$$?; test $$failed != 2 || exit 2; }; \
+	$(REPRO) run all $(RUN_FLAGS) $(HOURS_FLAG) || { failed=$$?; test $$failed != 2 || exit 2; }; \
 	$(REPRO) notebooks $(RUN_FLAGS) --profile $(CHOSEN) || failed=1; \
 	$(REPRO) report --profile $(CHOSEN) || failed=1; \
 	if [ $$failed != 0 ]; then echo "some pieces failed: make status"; fi; exit $$failed
 
 $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
-	@$(REPRO) run $* $(RUN_FLAGS) $(UNTIL_FLAGS) && \
+	@$(REPRO) run $* $(RUN_FLAGS) $(HOURS_FLAG) && \
 	$(REPRO) notebooks $(NOTEBOOK_$*) $(RUN_FLAGS) --profile $(CHOSEN)
 
 # Long ones first, one more than cores, since some wait for processes that they start.

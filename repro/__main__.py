@@ -34,7 +34,6 @@ from repro.options import (
     Seeds,
     StandIn,
     Targets,
-    Until,
     option,
 )
 
@@ -162,15 +161,13 @@ def run(
         bool, typer.Option("--dry-run", help="Compute nothing; try the first steps of every run.")
     ] = False,
     workers: Processes = None,
-    until: Until = None,
     hours: Hours = None,
-    on: Annotated[str, option(help="With --dry-run: the device whose time is estimated.")] = "H100",
 ) -> None:
     """Compute the records of artefacts that are missing.
 
     --dry-run needs neither data nor device: the first two steps of every run are taken on tensors
-    without content, so that a recipe that cannot start fails there, and its memory and time are
-    estimated. The exit code is 1 where one fails.
+    without content, so that a recipe that cannot start fails there, and its memory is known.
+    The exit code is 1 where one fails.
     """
     from repro import terminal
     from repro.experiments import arguments, find_targets
@@ -184,13 +181,12 @@ def run(
         seeds=arguments.parse_seeds(seeds),
         retry_failed=retry_failed,
         changed=arguments.parse_choices(changes),
-        until=arguments.ending(until, hours),
+        until=arguments.ending(hours),
     )
     if tried:
         from repro.experiments import dry_run
 
-        given = {"device": device, "data": data, "dataset": dataset, "address": address}
-        rows = dry_run.try_runs(named, setting, kept, on, given, _tell)
+        rows = dry_run.try_runs(named, setting, kept, _tell)
         typer.echo(terminal.table(rows, f"Dry run, profile {setting.profile}"))
         typer.echo(terminal.prose(dry_run.GROUNDS))
         raise typer.Exit(any(row["result"].startswith(dry_run.FAILS) for row in rows))

@@ -50,9 +50,4 @@ Processes = Annotated[
     int | None,
     option(min=1, help="Processes for runs that measure nothing, on a CPU (quick, long: 2)."),
 ]
-Until = Annotated[
-    str | None, option(help="A time of day, such as 02:30: nothing is begun that ends later.")
-]
-Hours = Annotated[
-    float | None, typer.Option(help="Nothing is begun that ends later than so many hours on.")
-]
+Hours = Annotated[float | None, typer.Option(help="Begin no further run after so many hours.")]

@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import re
-import stat
 import subprocess
 from pathlib import Path
 
@@ -17,11 +16,6 @@ PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
 SHIPPED = PACKAGE / "shipped"  # a checkout's other folders, within a wheel
 BUILT = PACKAGE / "build.json"  # the commit of a build
-# Variables that would make git use another repository, such as that of a calling hook.
-_ANOTHER_REPOSITORY = (
-    *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"),
-    *("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_PREFIX"),
-)
 
 
 def _is_installed() -> bool:
@@ -37,18 +31,8 @@ INSTALLED = _is_installed()
 
 
 def home() -> Path:
-    """The folder that holds `data` and `results`: the checkout, or the working directory.
-
-    Raises:
-        FileNotFoundError: The working directory was removed.
-    """
-    if not INSTALLED:
-        return ROOT
-    try:
-        return Path.cwd()
-    except FileNotFoundError as error:
-        text = "the working directory does not exist any more; change into another"
-        raise FileNotFoundError(errno.ENOENT, text, ".") from error
+    """The folder that holds `data` and `results`: the checkout, or the working directory."""
+    return Path.cwd() if INSTALLED else ROOT
 
 
 def data_roots(root: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -58,46 +42,25 @@ def data_roots(root: str | os.PathLike[str] | None = None) -> list[Path]:
 
 
 def data_problem(root: str | os.PathLike[str] | None = None) -> str | None:
-    """Name the fault of a given data folder; None if it has none.
+    """Name the fault of a given data folder, or of `$REPRO_DATA`; None if there is none.
 
     An unreadable folder would otherwise silently be replaced by other data.
-
-    Args:
-        root: The given folder or None. The folder of `$REPRO_DATA` is checked as well.
     """
     given = {"": root, " of $REPRO_DATA": os.environ.get("REPRO_DATA") or None}
     for whence, folder in given.items():
-        if folder is not None and (why := _why_no_folder(os.fspath(folder))):
+        if folder is None:
+            continue
+        try:
+            if not os.fspath(folder):
+                raise FileNotFoundError(errno.ENOENT, "has no name")
+            os.scandir(_absolute(folder)).close()
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
             return (
-                f"data folder {os.fspath(folder)!r}{whence} {why}; make it, give another, or "
-                "leave it out"
+                f"data folder {os.fspath(folder)!r}{whence} cannot be read ({why}); make it, give "
+                "another, or leave it out"
             )
     return None
-
-
-def _why_no_folder(given: str) -> str:
-    if not given:
-        return "has no name"
-    try:
-        path = Path(given).expanduser()
-    except RuntimeError:
-        return "is in the home of a user who is not known here"
-    reasons = [_why_unreadable(folder) for folder in (path, home() / path)]
-    return "" if "" in reasons else reasons[0]
-
-
-def _why_unreadable(path: Path) -> str:
-    try:
-        if not stat.S_ISDIR(path.stat().st_mode):
-            return "is no folder"
-        os.scandir(path).close()
-    except FileNotFoundError:
-        return "is a broken link" if path.is_symlink() else "does not exist"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    except ValueError as error:  # an invalid file name
-        return f"cannot be read ({error})"
-    return ""
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:
@@ -144,7 +107,8 @@ def git(*arguments: str) -> bytes | None:
     """Output of git in the checkout; None if git fails, or outside a checkout."""
     if INSTALLED:
         return None
-    kept = {name: text for name, text in os.environ.items() if name not in _ANOTHER_REPOSITORY}
+    # Variables of a calling hook would make git use its repository.
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, env=kept)
     except OSError:

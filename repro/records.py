@@ -12,9 +12,9 @@ import re
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,7 +29,7 @@ STATUSES = ("ok", "out_of_memory", "failed")
 _LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "scikit-image")
 _ADVICE = "move it away or delete it, then run again; no other record is touched"
 _PACKED_ADVICE = "restore the file from git or from a copy"
-_MAKE_ROOM = "free some space, make the folder writable, or name another one in $REPRO_RESULTS"
+MAKE_ROOM = "free some space, make the folder writable, or name another one in $REPRO_RESULTS"
 _PROBE_BYTES = 2**18  # most records are smaller
 _LARGEST_BYTES = 2**28
 
@@ -110,9 +110,21 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-# The types of a record's fields, and of the entries in them that readers need.
+def _has(value: Any, **kinds: type) -> bool:
+    """Whether a value is a dictionary that has these keys, of these types."""
+    return isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in kinds.items())
+
+
+def _is_time(text: str) -> bool:
+    with suppress(ValueError):
+        return datetime.fromisoformat(text).tzinfo is not None
+    return False
+
+
+# The types of a record's fields, and what else readers need of some.
 _TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("key", "paper", "experiment", "command", "started", "finished"), (str,)),
+    **dict.fromkeys(("key", "paper", "experiment", "status", "command"), (str,)),
+    **dict.fromkeys(("started", "finished"), (str,)),
     **dict.fromkeys(("error", "commit", "code"), (str, NoneType)),
     **dict.fromkeys(("schema", "version", "seed"), (int,)),
     **dict.fromkeys(("config", "metrics", "timings", "device", "versions"), (dict,)),
@@ -120,58 +132,49 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "dirty": (bool, NoneType),
     "peak_bytes": (int, NoneType),
 }
-_WITHIN: dict[str, dict[str, type]] = {
-    "dataset": dict.fromkeys(("name", "fingerprint", "provenance", "kind"), str),
-    "device": dict.fromkeys(("name", "type", "slug"), str),
-    "versions": dict.fromkeys(("torch", "python"), str),
-    "first_steps": {"losses": list, "digest": str, "norm": float, "instructions": str},
+_NEEDED: dict[str, Callable[[Any], bool]] = {
+    "schema": lambda number: bool(number == SCHEMA),
+    "status": lambda word: word in STATUSES,
+    "seed": lambda seed: bool(0 <= seed < 2**32),  # the range of numpy's generators
+    "started": _is_time,
+    "finished": _is_time,
+    "timings": lambda timings: all(_has(timing, samples_s=list) for timing in timings.values()),
+    "config": lambda config: config.get("dataset") is None or _has(config["dataset"], name=str),
+    "device": lambda device: _has(device, name=str, type=str, slug=str),
+    "versions": lambda versions: _has(versions, torch=str, python=str),
+    "dataset": lambda data: (
+        data is None
+        or _has(data, **dict.fromkeys(("name", "fingerprint", "provenance", "kind"), str))
+    ),
+    "first_steps": lambda steps: (
+        steps is None or _has(steps, losses=list, digest=str, norm=float, instructions=str)
+    ),
 }
 
 
-def _parsed(text: bytes, where: str, advice: str, paper: str | None = None) -> Record:
-    """Return a record from JSON.
+def _parsed(text: bytes, where: str, advice: str, paper: str | None) -> Record:
+    """Return a record from JSON; `paper` is the only one that it may be of.
 
     Raises:
-        RecordError: It is no record, or of another paper; names `where` and ends in `advice`.
+        RecordError: It is no record; names `where` and ends in `advice`.
     """
     try:
         content = json.loads(text.decode())
-        if not isinstance(content, dict) or set(content) != {f.name for f in fields(Record)}:
-            given = sorted(content) if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"it has {given}")
-        if content["schema"] != SCHEMA or content["status"] not in STATUSES:
-            raise ValueError(
-                f"it has schema {content['schema']!r} and status {content['status']!r}; this "
-                f"version reads schema {SCHEMA} with status {', '.join(STATUSES)}"
-            )
-        if wrong := [name for name in _TYPES if not _is_usable(name, content[name])]:
+        if not isinstance(content, dict) or set(content) != set(Record.__annotations__):
+            raise ValueError(f"it has {sorted(content) if isinstance(content, dict) else text[:9]}")
+        wrong = [
+            name
+            for name, kinds in _TYPES.items()
+            if type(content[name]) not in kinds
+            or not _NEEDED.get(name, lambda value: True)(content[name])
+        ]
+        if wrong:
             raise ValueError(f"its {', '.join(wrong)} cannot be used")
         if paper not in (None, content["paper"]):
             raise ValueError(f"it is of the paper {content['paper']!r}, not of {paper!r}")
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{where} cannot be read ({error}); {advice}") from error
     return Record(**content)
-
-
-def _is_usable(name: str, value: Any) -> bool:
-    if type(value) not in _TYPES[name]:
-        return False
-    if name in ("started", "finished"):
-        with suppress(ValueError):
-            return datetime.fromisoformat(value).tzinfo is not None
-        return False
-    if name == "seed":
-        return 0 <= value < 2**32  # the range of numpy's generators
-    if name == "timings":
-        return all(_has(timing, samples_s=list) for timing in value.values())
-    if name == "config":
-        return value.get("dataset") is None or _has(value["dataset"], name=str)
-    return name not in _WITHIN or value is None or _has(value, **_WITHIN[name])
-
-
-def _has(value: Any, **kinds: type) -> bool:
-    """Whether a value is a dictionary that has these keys, of these types."""
-    return isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in kinds.items())
 
 
 def _line(record: Record) -> str:
@@ -184,42 +187,42 @@ def read_record(path: Path, paper: str | None = None) -> Record:
     Raises:
         RecordError: The file is not JSON, lacks a field or is of another schema or paper.
     """
+    records, problems = _read(path, paper)
+    if problems:
+        raise problems[0]
+    return records[0]
+
+
+def _read(path: Path, paper: str | None) -> tuple[list[Record], list[RecordError]]:
+    """Read a file, packed or of one record: its records, and the faults in it."""
+    packed = path.suffix == ".gz"
     try:
         state = regular(path).stat()
-        return _read(path, paper, state.st_mtime_ns, state.st_size)
-    except OSError as error:
-        raise RecordError(f"record {path} cannot be read ({error}); {_ADVICE}") from error
+        return _read_again(path, paper, packed, state.st_mtime_ns, state.st_size)
+    except (OSError, EOFError, zlib.error) as error:
+        if packed and isinstance(error, FileNotFoundError):
+            return [], []
+        advice = _PACKED_ADVICE if packed else _ADVICE
+        return [], [RecordError(f"{path} cannot be read ({error}); {advice}")]
 
 
 @lru_cache(maxsize=20_000)
-def _read(path: Path, paper: str | None, changed: int, size: int) -> Record:
+def _read_again(
+    path: Path, paper: str | None, packed: bool, changed: int, size: int
+) -> tuple[list[Record], list[RecordError]]:
     if size > _LARGEST_BYTES:
         raise OSError(f"it has {size} bytes, and a record at most {_LARGEST_BYTES}")
-    return _parsed(path.read_bytes(), f"record {path}", _ADVICE, paper)
-
-
-def _read_packed(path: Path, paper: str) -> tuple[list[Record], list[RecordError]]:
-    """Read a packed file, again only if it has changed: its records, and the faults in it."""
-    try:
-        state = regular(path).stat()
-        records, problems = _read_lines(path, paper, state.st_mtime_ns, state.st_size)
-        return list(records), list(problems)
-    except FileNotFoundError:
-        return [], []
-    except (OSError, EOFError, zlib.error) as error:
-        return [], [RecordError(f"{path} cannot be read ({error}); {_PACKED_ADVICE}")]
-
-
-@lru_cache(maxsize=64)
-def _read_lines(
-    path: Path, paper: str, changed: int, size: int
-) -> tuple[list[Record], list[RecordError]]:
-    if not (lines := gzip.decompress(path.read_bytes()).splitlines()):
-        raise EOFError("it is empty")
+    content = path.read_bytes()
+    texts = {f"record {path}": content}
+    if packed:
+        lines = gzip.decompress(content).splitlines()
+        if not lines:
+            raise EOFError("it is empty")
+        texts = {f"line {number} of {path}": line for number, line in enumerate(lines, 1)}
     records, problems = [], []
-    for number, line in enumerate(lines, 1):
+    for where, text in texts.items():
         try:
-            records.append(_parsed(line, f"line {number} of {path}", _PACKED_ADVICE, paper))
+            records.append(_parsed(text, where, _PACKED_ADVICE if packed else _ADVICE, paper))
         except RecordError as error:
             problems.append(error)
     return records, problems
@@ -279,7 +282,7 @@ class RecordStore:
                 if os.path.lexists(path):  # else it was packed meanwhile
                     problems.append(error)
         # Last, so that a record that was packed meanwhile is seen.
-        packed, wrong = _read_packed(self.packed(paper), paper)
+        packed, wrong = _read(self.packed(paper), paper)
         records = {record.key: record for record in [*packed, *singles]}
         return sorted(records.values(), key=lambda r: (r.finished, r.key)), [*wrong, *problems]
 
@@ -291,7 +294,7 @@ class RecordStore:
         """
         path = self.path(paper, experiment, key)
         if not os.path.lexists(path):
-            packed, _ = _read_packed(self.packed(paper), paper)
+            packed, _ = _read(self.packed(paper), paper)
             return next((record for record in packed if record.key == key), None)
         if (record := read_record(path, paper)).key != key:
             raise RecordError(f"record {path} is of another run, {record.key!r}; {_ADVICE}")
@@ -310,23 +313,11 @@ class RecordStore:
             temporary.write_text(f"{text}\n", encoding="utf-8")
         return path
 
-    def check_writable(self, paper: str) -> None:
-        """Write a file beside a paper's records and remove it, before anything is computed.
-
-        Raises:
-            RecordError: Writing fails; the text gives the reason.
-        """
-        check_writable(self.folder / paper, f"records of {paper}", _MAKE_ROOM)
-
     def pack(self, paper: str, records: Iterable[Record] = ()) -> int:
-        """Fold records and this folder's single files of a paper into its packed file.
+        """Fold records, and this folder's single files of a paper, into its packed file.
 
         The single files are removed once the packed file has been written and read back. If there
         are several records of one key, the newest counts.
-
-        Args:
-            paper: Key of the paper.
-            records: Further records, such as another store's.
 
         Returns:
             Number of records that are new in the packed file, or newer than before.
@@ -343,7 +334,7 @@ class RecordStore:
             kept, problems = self.read(paper)
             if problems:
                 raise problems[0]
-            before, _ = _read_packed(path, paper)
+            before, _ = _read(path, paper)
             every = sorted([*before, *kept, *records], key=lambda record: record.finished)
             ordered = sorted(  # similar records side by side compress best
                 {record.key: record for record in every}.values(),
@@ -354,7 +345,7 @@ class RecordStore:
                 with replacing(path) as temporary:
                     # Without a time, so that the same records give the same bytes.
                     temporary.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
-                    if list(map(_line, _read_packed(temporary, paper)[0])) != lines:
+                    if list(map(_line, _read(temporary, paper)[0])) != lines:
                         raise OSError("it reads back differently")
             for single in singles:
                 single.unlink()
@@ -368,7 +359,7 @@ def _naming(problem: str, then: str) -> Iterator[None]:
     except OSError as error:
         raise RecordError(
             f"{problem} ({error.strerror or error}): what was written before stands; "
-            f"{_MAKE_ROOM}, then {then}"
+            f"{MAKE_ROOM}, then {then}"
         ) from error
 
 
@@ -418,10 +409,9 @@ def reference_stores() -> dict[tuple[str, str], RecordStore]:
 
 
 def pack_reference(papers: Iterable[str], profiles: Iterable[str]) -> list[tuple[Path, int]]:
-    """Fold this machine's records, and single files among the reference, into packed references.
+    """Fold this machine's records, which stay, into the packed references.
 
-    A record goes to ``results/reference/DEVICE/PROFILE/PAPER.jsonl.gz`` of its own device. This
-    machine's single files stay; single files among the reference are removed.
+    A record goes to ``results/reference/DEVICE/PROFILE/PAPER.jsonl.gz`` of its own device.
 
     Returns:
         Each packed file that received records, and the number of new or newer records in it.
@@ -429,23 +419,20 @@ def pack_reference(papers: Iterable[str], profiles: Iterable[str]) -> list[tuple
     Raises:
         RecordError: A record cannot be read, or a file cannot be written.
     """
-    root = paths.results_dir() / "reference"
     packed = []
     for profile, paper in itertools.product(profiles, papers):
         records, problems = local_store(profile).read(paper)
         if problems:
             raise problems[0]
-        devices = {folder.name for folder in root.glob("*/") if (folder / profile).is_dir()}
+        by_device: dict[str, list[Record]] = {}
         for record in records:
-            devices.add(slug := record.device["slug"])
-            if not re.fullmatch(r"\w[\w.-]*", slug):
-                where = local_store(profile).where(record)
-                raise RecordError(f"record {where} has a device {slug!r}, which names no folder")
-        for device in sorted(devices):
-            store = RecordStore(root / device / profile)
-            of_it = [record for record in records if record.device["slug"] == device]
-            singles = bool(store.singles(paper))
-            if (of_it or singles) and ((added := store.pack(paper, of_it)) or singles):
+            by_device.setdefault(record.device["slug"], []).append(record)
+        for device, of_it in sorted(by_device.items()):
+            if not re.fullmatch(r"\w[\w.-]*", device):
+                where = local_store(profile).where(of_it[0])
+                raise RecordError(f"record {where} has a device {device!r}, which names no folder")
+            store = RecordStore(paths.results_dir() / "reference" / device / profile)
+            if added := store.pack(paper, of_it):
                 packed.append((store.packed(paper), added))
     return packed
 

@@ -111,19 +111,17 @@ for command in (("run", "dualbatch/table5", *SMOKE), ("show", "dualbatch/table5"
 for change, *named in (
     ("engine=ray", "'engine'", "their keys are"), ("dataset={}", "'dataset'", "their keys are"),
     ("mini_batch=many", "another type than mini_batch="), ("mini_batch=1.5", "another type"),
-    ("mini_batch=[8]", "another type"), ("mini_batch=-8", "below 0", "give one such as"),
-    ("mini_batch=0", "leaves nothing", "give one such as"),
-    (f"mini_batch={'9' * 400}", "beyond 64 bits"), ("role=VGG", "unknown role", "U-Net"),
+    ("mini_batch=[8]", "another type"), ("mini_batch=-8", "below 1", "give one such as"),
+    ("mini_batch=0", "below 1", "give one such as"),
+    ("role=VGG", "unknown role", "U-Net"),
 ):  # fmt: skip
     add((*TABLE, "--set", change), *named)
-add((*TABLE, "--set", "epochs=1", "--set", "epochs=2"), "epochs is set twice")
 add(("show", "mbs/table3", "--set", "zzz=1"), "'zzz'", "their keys are")
 add((*FIGURE, "--address", "auto"), "no run of the plan uses Ray", "--set engine=ray")
 for name in ("mnist", "cifar10,digits", "\udcff"):
     add((*FIGURE, "--dataset", name), "unknown dataset", "digits")
 imagenet = ("run", "all", *SMOKE, "--dataset", "imagenet")
 add(imagenet, "'imagenet' serves no experiment", "digits, photos")
-add(("run", "mbs", *QUICK, "--dataset", "digits", "--dataset", "flowers5"), "the same task")
 add(("run", "mbs", *QUICK, "--dataset", "flowers102"), "flowers102", "$REPRO_DATA", "closed")
 add(("data", "CIFAR10"), "unknown dataset", "cifar10")
 

@@ -12,16 +12,11 @@ from repro.experiments import UsageError
 from repro.experiments import run as running
 from repro.measure.files import cache_folder
 
-# What a data folder may be that is none, by what the error says of it.
-NO_FOLDERS = {
-    "missing": "does not exist",
-    "file": "is no folder",
-    "file/below": "cannot be read",
-    "broken": "is a broken link",
-    "circle": "cannot be read",
-    "n" * 300: "cannot be read",
-    "~nobody-of-that-name/data": "a user who is not known",
-}
+# What a data folder may be that is none.
+NO_FOLDERS = (
+    *("missing", "file", "file/below", "broken", "circle", "n" * 300),
+    "~nobody-of-that-name/data",
+)
 
 
 @pytest.fixture
@@ -49,7 +44,7 @@ class TestDataFolders:
         monkeypatch.setenv("REPRO_DATA", given)
         code, out, err = run("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu")
         assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert f"{given!r} of $REPRO_DATA " in err and NO_FOLDERS[given] in err
+        assert f"{given!r} of $REPRO_DATA " in err and "cannot be read" in err
 
     def test_in_a_notebook_and_as_a_library(self, cwd, monkeypatch):
         from repro.experiments.session import Session
@@ -68,11 +63,11 @@ class TestDataFolders:
         (cwd / "data" / "flowers5.tar.xz").write_text("")
 
         for error, call in asked("missing"):
-            with pytest.raises(error, match=r"data folder 'missing' does not exist; make it"):
+            with pytest.raises(error, match=r"data folder 'missing' cannot be read .*; make it"):
                 call()
         monkeypatch.setenv("REPRO_DATA", str(cwd / "broken"))
         for error, call in asked(""):
-            with pytest.raises(error, match=r"broken' of \$REPRO_DATA is a broken link"):
+            with pytest.raises(error, match=r"broken' of \$REPRO_DATA cannot be read"):
                 call()
         assert len(datasets.load("digits").train) > 0  # which no folder holds
         with pytest.raises(CorruptDatasetError):  # what is read is in the folder that was given

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import Any
 
 from repro import paths
@@ -61,37 +60,16 @@ def check_device(device: str) -> str:
     allowed = "'cpu' (no accelerator is present)"
     if present := accelerator.present():
         allowed = f"'cpu' and '{present}:0' to '{present}:{accelerator.count(present) - 1}'"
-    raise UsageError(f"device {_shortened(device)} is not available here; allowed are {allowed}")
+    raise UsageError(f"device {device!r} is not available here; allowed are {allowed}")
 
 
-def ending(until: str | None, hours: float | None) -> float | None:
-    """Return when to begin no further run, on `time.monotonic`'s clock; None for never.
-
-    Args:
-        until: A time of day, such as ``02:30``: the next one.
-        hours: From now on.
-
-    Raises:
-        UsageError: Both are given, or one is no such value.
-    """
-    if until is not None and hours is not None:
-        raise UsageError(f"--until is {until!r} and --hours {hours:g}; give one of them")
-    if until is not None:
-        try:
-            asked = datetime.strptime(until, "%H:%M")
-        except ValueError:
-            raise UsageError(f"--until is {until!r}; give a time of day such as 02:30") from None
-        now = datetime.now()
-        end = now.replace(hour=asked.hour, minute=asked.minute, second=0, microsecond=0)
-        hours = ((end - now) % timedelta(days=1)).total_seconds() / 3600
-    elif hours is not None and not 0 < hours < 10_000:
+def ending(hours: float | None) -> float | None:
+    """Return when to begin no further run, on `time.monotonic`'s clock; None for never."""
+    if hours is None:
+        return None
+    if not 0 < hours < 10_000:
         raise UsageError(f"--hours is {hours:g}; give a number above 0, such as 2.5")
-    return None if hours is None else time.monotonic() + 3600 * hours
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+    return time.monotonic() + 3600 * hours
 
 
 def check_data(root: str | None) -> str | None:
@@ -145,21 +123,11 @@ def choose_datasets(
             asked = list(names[:1])
         # A task that nothing can stand in for is left out, and its artefacts say "not run".
         chosen[task] = (asked or [name for name in names if name in present] or [""])[0]
-        several = [name for name in asked if name != "synthetic"]
-        if len(several) > 1:
-            raise UsageError(
-                f"datasets {' and '.join(map(repr, several))} serve the same task of {paper.key}, "
-                f"{task}; give one of them"
-            )
     return chosen
 
 
 def require_data(plans: Iterable[tuple[Paper, Sequence[Run]]], root: str | None = None) -> None:
-    """See that the data of runs are at hand, or can be downloaded.
-
-    Args:
-        plans: Papers with the runs that are to be computed.
-        root: Folder searched first for datasets.
+    """See that the data of the planned runs are at hand, or can be downloaded.
 
     Raises:
         UsageError: Some are not; it names them, what needs them and where to put them.
@@ -172,23 +140,20 @@ def require_data(plans: Iterable[tuple[Paper, Sequence[Run]]], root: str | None 
             name = (run.config.get("dataset") or {}).get("name")
             if name is not None and name != datasets.TIMES:
                 users.setdefault(name, f"{paper.key} ({run})")
-    present = datasets.available(root)
-    absent = [name for name in users if name not in present]
+    absent = sorted(users.keys() - datasets.available(root).keys())
     report = datasets.download(absent, root) if absent else {}
-    lacking = [name for name in absent if report[name].startswith("not downloaded")]
-    if not lacking:
-        return
     details = [
         f"{name} for {users[name]} ({datasets.looked_for(name)}; {' '.join(report[name].split())})"
-        for name in lacking
+        for name in absent
+        if report[name].startswith("not downloaded")
     ]
-    folders = " or ".join(str(folder) for folder in paths.data_roots(root))
-    raise UsageError(
-        f"data that the papers' own settings take are not at hand: {'; '.join(details)}. Put them "
-        f"into {folders}, in the layouts of data/README.md, or give --data FOLDER; "
-        "--data-stand-in goes on with what is at hand in their place, and without the runs that "
-        "nothing can stand in for"
-    )
+    if details:
+        folders = " or ".join(str(folder) for folder in paths.data_roots(root))
+        raise UsageError(
+            f"data that the papers' own settings take are not at hand: {'; '.join(details)}. Put "
+            f"them into {folders}, in the layouts of data/README.md, or give --data FOLDER; "
+            "--data-stand-in goes on with what is at hand in their place"
+        )
 
 
 def plan(
@@ -258,12 +223,7 @@ def _with(config: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Run]:
-    """Return the runs of `changed_runs`, each once."""
-    return list(dict.fromkeys(changed_runs(paper, runs, choices).values()))
-
-
-def changed_runs(paper: Paper, runs: Sequence[Run], choices: Choices) -> dict[Run, Run]:
-    """Return for every run the same with other values in its configuration.
+    """Return the runs, each once, with other values in their configurations.
 
     Args:
         paper: Says which values some keys may have.
@@ -274,18 +234,18 @@ def changed_runs(paper: Paper, runs: Sequence[Run], choices: Choices) -> dict[Ru
     Raises:
         UsageError: No run has that key, the value is of another type, or not allowed.
     """
-    changed = {run: run for run in runs}
     for key, text in choices:
         present = [value for run in runs if _is_plain(value := value_of(run, key))]
         if not present:
             raise UsageError(f"no run of the plan has a {key!r} to set; {_keys_advice(runs)}")
-        if sum(key == other for other, _ in choices) > 1:
-            raise UsageError(f"{key} is set twice; give it one value")
         value = _checked(key, text, present, paper.options.get(key))
-        for run, now in changed.items():
-            if _is_plain(value_of(now, key)):
-                changed[run] = replace(now, config=_with(now.config, key, value))
-    return changed
+        runs = [
+            replace(run, config=_with(run.config, key, value))
+            if _is_plain(value_of(run, key))
+            else run
+            for run in runs
+        ]
+    return list(dict.fromkeys(runs))
 
 
 def _checked(key: str, text: str, present: Sequence[Any], allowed: Sequence[str] | None) -> Any:
@@ -296,18 +256,13 @@ def _checked(key: str, text: str, present: Sequence[Any], allowed: Sequence[str]
             raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(texts)}")
         return text
     value, examples = _parsed(text), [value for value in present if value is not None]
-    such = f"; give one such as {_text(examples[0])}" if examples else ""
     kinds = set(map(type, examples))
     if kinds and type(value) not in kinds and not (float in kinds and type(value) is int):
         raise UsageError(f"{key}={text} is of another type than {key}={_text(examples[0])}")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if not abs(value) < 2**63:
-            raise UsageError(f"{key}={_shortened(value)} is not finite, or beyond 64 bits{such}")
-        if examples and value < 0 <= min(examples):
-            raise UsageError(f"{key}={value} is below 0{such}")
-        # Counts and sizes start at one, where the plan's do; a rate or a margin may be 0.
-        if value == 0 and kinds == {int} and min(examples) > 0:
-            raise UsageError(f"{key}={value} leaves nothing to run{such}")
+    # Counts and sizes start at one, where the plan's do; a rate or a margin may be 0.
+    least = int(kinds == {int} and min(examples) > 0)
+    if kinds and kinds <= {int, float} and min(examples) >= 0 and not value >= least:
+        raise UsageError(f"{key}={text} is below {least}; give one such as {_text(examples[0])}")
     return value
 
 
@@ -348,7 +303,7 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     # numpy's generators take seeds of 32 bits.
     if not numbers or max(numbers) >= 2**32 or len(set(numbers)) < len(numbers):
         raise UsageError(
-            f"seeds are {_shortened(text)}; give how many (3), or a list of distinct ones from 0 "
-            "to 4294967295 (0,5,7)"
+            f"seeds are {text!r}; give how many (3), or a list of distinct ones from 0 to "
+            "4294967295 (0,5,7)"
         )
     return numbers

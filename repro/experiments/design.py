@@ -88,8 +88,7 @@ class Experiment:
     measures: bool = True  # whether the result is a time or a size, and so belongs to a device
     trains: bool = False  # whether it is a training, whose first steps its record keeps
     shares: bool = False  # whether runs reuse each other's measurements, and so need one process
-    # A key of a configuration and the value with which it measures, too; without a value: where the
-    # key is absent.
+    # A key of a configuration and the value with which it measures, too; no value: without the key.
     measures_where: Sequence[Any] = ()
     # Part of a record's key. Raise it when the function's results change: its records then have to
     # be computed anew.
@@ -98,7 +97,6 @@ class Experiment:
     # names do not end in ``_s``; ``first_steps`` if a training's steps follow from times.
     timed: tuple[str, ...] = ()
     planned: tuple[str, ...] = ()  # metrics of a training that do not depend on rounding
-    early: tuple[str, ...] = ()  # curves of a training: rounding moves their first value little
     # ``module:function`` that computes, from a record's configuration and metrics, the metrics that
     # follow from the measured ones.
     derive: str = ""
@@ -193,21 +191,12 @@ class Claim:
     why_of: str = ""
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("kind", self.kind, KINDS),
-            ("rule", self.rule, _RULES),
-            ("over", self.over, ("all", "any")),
-            ("expect", self.expect, WORDS),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
-        if self.written.tzinfo is None:
-            raise ValueError(f"written is {self.written!r}; give a time with its zone")
-        if (self.rule in ("same", "at_most", "at_least")) != (self.margin is not None):
-            raise ValueError("a sameness, and nothing else, has a margin")
-        if self.margin is not None and not self.margin_source:
-            raise ValueError("a margin has a margin_source")
-        self.under(LONG)  # checks what is expected there
+        allowed = (self.kind in KINDS, self.rule in _RULES, self.over in ("all", "any"))
+        if not all((*allowed, self.expect in WORDS, self.written.tzinfo is not None)):
+            raise ValueError("its kind, rule, over, expect or written is not one")
+        needed = self.rule in ("same", "at_most", "at_least")
+        if needed != (self.margin is not None) or (needed and not self.margin_source):
+            raise ValueError("a sameness, and nothing else, has a margin and its margin_source")
 
     def under(self, profile: str) -> Claim:
         """Return the claim with the expectation under a profile."""
@@ -216,11 +205,7 @@ class Claim:
         return replace(self, **self.long, long=None)
 
     def judge(self, cases: Cases) -> Verdict:
-        """Judge the cases by the rule, margin and effect that are written down.
-
-        Raises:
-            ValueError: A case has no margin, or no effect beside others that have.
-        """
+        """Judge the cases by the rule, margin and effect that are written down."""
         parts = [self._part(name, case) for name, case in cases.items()]
         verdict = replace(judge.combine(parts, self.over), cases=cases)
         if self.margin_source and verdict.word != "not run":
@@ -250,10 +235,7 @@ class Claim:
         return None if effect is None or math.isnan(effect) else effect
 
     def papers_number(self, name: str, ours: Case) -> str | None:
-        """Return the paper's effect of a case, or the margin, as text on the scale of ours.
-
-        None where the paper names none.
-        """
+        """Return the paper's effect of a case, or the margin, as text on the scale of ours."""
         log = isinstance(ours, Estimate) and ours.log
         effect = self.effect_of(name)
         if effect is None and self.margin is not None:
@@ -292,8 +274,7 @@ def claims_of(paper: str) -> dict[str, dict[str, Claim]]:
     """Return a paper's claims by artefact and key, from ``PAPER/paper.toml``.
 
     Above its rows the file has when they were ``written``, which a row may say of itself, and the
-    folders of reference records that were ``seen`` then. A row may note the spread of one value
-    that was assumed, ``sd``, and the seeds of a cell, ``n``.
+    folders of reference records that were ``seen`` then.
 
     Raises:
         ValueError: A row is not one; the text names it.

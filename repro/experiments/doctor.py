@@ -19,7 +19,6 @@ from repro.measure.host import cores
 from repro.records import commit_state, library_versions
 
 GIB = 2**30
-_COPIED_BYTES, _REPEATS = 256 * 2**20, 5
 _NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 _OPTIONAL = {"jupyterlab": "notebooks", "papermill": "notebooks", "ray": "cluster"}  # extras
 # The memory of the papers' cards, to which runs of profile `gpu` are held; others set no limit.
@@ -36,33 +35,28 @@ def examine(
     Args:
         device: Its one name, such as ``cpu`` or ``cuda:0``.
         root: Folder searched first for datasets.
-        tell: Called with a line before each part that takes seconds.
+        tell: Called with a line before each self-test.
 
     Returns:
-        JSON values: `software`, `host`, `device`, `links` (bytes per second of copies), `data`,
-        `selftests`, `failed` (how many of them), `largest` (the most that a run of each paper
-        holds, and whether it fits), `problems` (parts that could not be examined), `to_do` (things
-        missing, and the action for each), `seconds`.
+        JSON values: `software`, `host`, `device`, `data`, `selftests`, `failed` (how many of
+        them), `largest` (the most that a run of each paper holds, and whether it fits), `problems`
+        (parts that could not be examined), `to_do` (things missing, and the action for each),
+        `seconds`.
 
     Raises:
         UsageError: `root` or `$REPRO_DATA` is no folder.
     """
     start, problems = time.perf_counter(), []
-
-    def part(name: str, find: Callable[[], Any], otherwise: Any) -> Any:
-        tell(name)
+    facts: Facts = {"software": software(), "host": host(), "selftests": []}
+    for name, find, otherwise in (
+        ("device", lambda: device_facts(device), {"device": device, "name": "unknown"}),
+        ("data", lambda: data_found(root), {"found": {}, "missing": []}),
+    ):
         try:
-            return find()
+            facts[name] = find()
         except Exception as error:  # of a device or driver; all else is still reported
+            facts[name] = otherwise
             problems.append({"part": name, "why": self_tests.first_line(error)})
-            return otherwise
-
-    unknown = {"device": device, "type": device.partition(":")[0], "name": "unknown"}
-    facts: Facts = {"software": software(), "host": host()}
-    facts["device"] = part("the device", lambda: device_facts(device), unknown)
-    facts["links"] = part("copying memory", lambda: links(device), [])
-    facts["data"] = part("datasets", lambda: data_found(root), {"found": {}, "missing": []})
-    facts["selftests"] = []
     for test in self_tests.TESTS:
         tell(f"self-test of {test.paper}: {test.text}")
         facts["selftests"].append(self_tests.run(test, device))
@@ -71,10 +65,10 @@ def examine(
     facts["largest"] = [
         {"paper": paper, "gib": gib, "fits": gib <= free}
         for paper, gib in LARGEST_GIB.items()
-        if facts["device"]["type"] != "cpu"  # quick holds less than 1 GiB
+        if device != "cpu"  # quick holds less than 1 GiB
     ]
     facts["problems"] = problems
-    facts["to_do"] = [{"what": what, "do": do} for what, do in _to_do(facts)]
+    facts["to_do"] = [{"what": what, "do": do} for what, do in _to_do(facts, device)]
     facts["seconds"] = time.perf_counter() - start
     return facts
 
@@ -121,41 +115,6 @@ def device_facts(device: str) -> Facts:
     return facts
 
 
-def links(device: str) -> list[Facts]:
-    """Measure the bytes per second that are copied to a device and back, or within a CPU's memory.
-
-    Best of 5 copies of 256 MiB, or of less where there is less memory.
-    """
-    queued, free = accelerator.is_accelerator(device), memory_state("cpu").limit_bytes
-    if queued:
-        free = min(free, accelerator.free_and_total_bytes(device)[0])
-    nbytes = max(2**20, min(_COPIED_BYTES, free // 16))
-
-    def measured(name: str, target: torch.Tensor, source: torch.Tensor) -> Facts:
-        times = []
-        for _ in range(_REPEATS + 1):  # the first one warms up
-            accelerator.synchronize(device)
-            start = time.perf_counter()
-            target.copy_(source, non_blocking=name.startswith("pinned"))
-            accelerator.synchronize(device)
-            times.append(time.perf_counter() - start)
-        return {"copy": name, "bytes": nbytes, "bytes_per_s": nbytes / max(min(times[1:]), 1e-9)}
-
-    on_host = torch.zeros(nbytes, dtype=torch.uint8)
-    there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    if not queued:
-        return [measured("memory copy", there, on_host)]
-    pinned = accelerator.empty_pinned(nbytes, device, torch.uint8).zero_()
-    found = [
-        measured(f"{kind} memory {way} the device", *pair)
-        for kind, memory in (("pinned", pinned), ("pageable", on_host))
-        for way, pair in (("to", (there, memory)), ("from", (memory, there)))
-    ]
-    del pinned
-    accelerator.empty_pinned_cache(device)
-    return found
-
-
 def data_found(root: str | None) -> Facts:
     """Return the datasets that can be loaded, by name, and those that are not there."""
     present = arguments.data_at_hand(root)
@@ -163,7 +122,7 @@ def data_found(root: str | None) -> Facts:
     return {"found": present, "missing": [name for name in known if name not in present]}
 
 
-def _to_do(facts: Facts) -> Iterator[tuple[str, str]]:  # noqa: C901 (a list of things to ask)
+def _to_do(facts: Facts, device: str) -> Iterator[tuple[str, str]]:
     """Yield each thing missing or broken, and a command or an action for it."""
     host, software = facts["host"], facts["software"]
     for one in facts["selftests"]:
@@ -175,12 +134,12 @@ def _to_do(facts: Facts) -> Iterator[tuple[str, str]]:  # noqa: C901 (a list of 
     for one in facts["problems"]:
         yield f"{one['part']}: {one['why']}", "mend that, then run doctor again"
     if kind := host["accelerator"]:
-        if facts["device"]["type"] == "cpu":
+        if device == "cpu":
             yield f"a {kind} device is here, and was not looked at", f"doctor --device {kind}"
     elif host["nvidia_driver"]:
-        do = "nvidia-smi says what ails the driver; CUDA_VISIBLE_DEVICES may hide the device"
-        if software["torch_built_for"] == "CPU only":
-            do = "pip install a torch built for CUDA (pytorch.org/get-started says which)"
+        do = (
+            f"torch is built for {software['torch_built_for']}; pytorch.org/get-started, nvidia-smi"
+        )
         yield "an NVIDIA driver is here, and torch finds no device", do
     else:
         yield "no accelerator: gpu and paper would take days", "use --profile quick here"
@@ -189,10 +148,6 @@ def _to_do(facts: Facts) -> Iterator[tuple[str, str]]:  # noqa: C901 (a list of 
     for name in software["missing_modules"]:
         do = f"make setup, or pip install '.[{_OPTIONAL[name]}]' in a checkout"
         yield f"not installed: {name}", do
-    for one in facts["largest"]:
-        if not one["fits"]:
-            do = "it ends as out of memory, which is recorded; the others run"
-            yield f"{one['paper']}: the largest run holds {one['gib']:g} GiB, more than is free", do
 
 
 def text(facts: Facts) -> str:
@@ -207,18 +162,16 @@ def text(facts: Facts) -> str:
         ],
         [
             {"paper": one["paper"], "largest run of profile gpu": f"{one['gib']:g} GiB"}
-            | {"fits": "yes" if one["fits"] else "no"}
+            | {"fits": "yes" if one["fits"] else "no: it ends as out of memory, a result"}
             for one in facts["largest"]
         ],
         [{"what": one["what"], "what to do": one["do"]} for one in facts["to_do"]],
     )
     passed = sum(one["status"] == "ok" for one in tests)
-    count = f"All {passed}" if passed == len(tests) else f"{passed} of {len(tests)}"
-    profile = "quick" if facts["device"]["type"] == "cpu" else "gpu"
-    last = f"Next: python -m repro run all --profile {profile}, or make reproduce-all."
+    last = "Next: make reproduce-all, or python -m repro run all."
     if broken(facts):
         last = "Do not trust what this machine computes before the failures are mended."
-    verdict = f"{count} self-tests passed, in {facts['seconds']:.0f} s. {last}"
+    verdict = f"{passed} of {len(tests)} self-tests passed, in {facts['seconds']:.0f} s. {last}"
     return "\n\n".join([*(terminal.table(rows) for rows in tables if rows), verdict])
 
 
@@ -232,6 +185,4 @@ def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
                 value = f"{value / GIB:.3g} GiB"
             if value and not isinstance(value, list):
                 yield name, str(value)
-    for link in facts["links"]:
-        yield link["copy"], f"{link['bytes_per_s'] / 1e9:.1f} GB/s"
     yield "datasets", ", ".join(facts["data"]["found"]) or "none"

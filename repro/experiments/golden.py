@@ -1,15 +1,14 @@
 """The golden rerun: records are computed again and compared, so that a changed result is noticed.
 
 On the kind of processor that made a record, everything but times is compared to the bit. On another
-kind, rounding differs and grows along a training: a training's first steps and its plan are
-compared, and everything else completely, to 1e-5. A run of more than a minute is compared by its
-first steps alone.
+kind, rounding differs and grows along a training: the losses of its first two steps are compared to
+1e-3 and its plan, and everything else completely, to 1e-5. A run of more than a minute is compared
+by its first steps alone.
 """
 
 import json
 import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -22,8 +21,7 @@ from repro.experiments.run import Setting, Step, seconds_of
 from repro.records import Record, library_versions
 
 CLOSE = 1e-5  # relative, on another kind of processor
-LOOSEST = 1e-2  # a step that rounding alone moves further is not compared
-EARLY = 1e-3  # relative, of a curve's first value on another kind of processor
+SECOND = 2, 1e-3  # steps of a training that are compared there, relative
 NOTHING = 1e-8  # absolute, on another kind of processor: errors of gradients are rounding alone
 WHOLE_S = 60  # a run that took longer is compared by its first steps
 FURTHER_S = 3  # a further record of an experiment is chosen only where it took at most this long
@@ -59,7 +57,7 @@ def verify(
     for paper in papers:
         source = find_source(paper, profile, device, local=device is not None)
         records = [record for held in source.records.values() for record in held]
-        again = records if everything else golden(paper, records, root)
+        again = _here(records, root) if everything else golden(paper, records, root)
         chosen += again
         for name, experiment in paper.experiments.items():
             of_it = [record for record in records if record.experiment == name]
@@ -79,6 +77,19 @@ def verify(
             yield f"{died}; the rest was not compared", False
 
 
+def _here(records: Iterable[Record], root: str | None) -> list[Record]:
+    """Return the records whose data and device are here."""
+    from repro.measure import accelerator
+
+    data = {*arguments.data_at_hand(root), "synthetic", None}
+    return [
+        record
+        for record in records
+        if record.device["type"] in ("cpu", accelerator.present())
+        and (record.config.get("dataset") or {"name": None})["name"] in data
+    ]
+
+
 def _name(record: Record) -> str:
     return f"{record.paper} {record.experiment} {record.key} seed {record.seed}"
 
@@ -90,20 +101,10 @@ def golden(paper: Paper, records: Sequence[Record], root: str | None = None) -> 
     further one took at most `FURTHER_S`, and its configuration has a text or a truth value, such as
     a strategy, that no chosen record has.
     """
-    from repro.measure import accelerator
-
-    here = {*arguments.data_at_hand(root), "synthetic"}
-    devices = ("cpu", accelerator.present())
     chosen: list[Record] = []
     for name, experiment in paper.experiments.items():
-        found = [
-            record
-            for record in records
-            if record.experiment == name
-            and record.status == "ok"
-            and record.device["type"] in devices
-            and (not (data := record.config.get("dataset")) or data["name"] in here)
-        ]
+        found = [r for r in records if r.experiment == name and r.status == "ok"]
+        found = _here(found, root)
         cost = {r.key: _seconds(experiment, r, records) for r in found}
         found.sort(key=lambda r: (not _is_alike(r) or cost[r.key] > WHOLE_S, cost[r.key], r.key))
         shown: set[tuple[str, Any]] = set()
@@ -168,61 +169,52 @@ def _again(
 
 
 def computed_again(paper: Paper, record: Record, root: str | None = None) -> str:
-    """Compute a record again and name the metrics that were compared.
+    """Compute a record again, whose data and device are here; name the metrics that were compared.
 
     Raises:
         Differs: Something else came out.
-        NotCompared: Nothing can be compared; the data or the device is not here, for example.
+        NotCompared: Nothing can be compared.
     """
-    experiment = paper.experiments[record.experiment]
-    _check_data(record, root)
-    alike, rounds = _is_alike(record), _device_of(record) == "cpu" and not _is_alike(record)
+    experiment, data = paper.experiments[record.experiment], load(record.config, root)
+    if (data.fingerprint if data else None) != (record.dataset or {}).get("fingerprint"):
+        raise NotCompared("the data here is another set of the same name")
+    alike, whole = _is_alike(record), seconds_of(record) <= WHOLE_S
     steps = None if "first_steps" in experiment.timed else record.first_steps
-    run = partial(_run, paper, record, root)
-    how = "to the bit" if alike else f"to {CLOSE:g} (another kind of processor)"
-    if seconds_of(record) > WHOLE_S:
-        if steps is None:
-            raise NotCompared(f"it takes more than {WHOLE_S} s and keeps no first steps")
-        again = run(stop=True)
-        other = _rounding_otherwise(run, stop=True) if rounds else None
-        return f"{how}: {_compare_steps(steps, again, other, alike)}"
-    drifts = experiment.trains and not alike
-
-    def compared(metrics: Mapping[str, Any], peak_bytes: int | None) -> dict[str, Any]:
-        planned = {name: metrics[name] for name in experiment.planned if name in metrics}
-        all_else = {**({} if drifts else metrics), "peak_bytes": peak_bytes}
-        kept = {**_without(all_else, experiment.timed), **planned}
-        return {name: value for name, value in kept.items() if value not in (None, [], {})}
-
-    before = compared(record.metrics, record.peak_bytes)
-    if record.status == "ok" and not before and steps is None:
-        raise NotCompared("it keeps nothing but times")
-    again = run()
-    if again.status != record.status:
+    if not whole and steps is None:
+        raise NotCompared(f"it takes more than {WHOLE_S} s and keeps no first steps")
+    again, told = _run(paper, record, root, stop=not whole), []
+    if whole and again.status != record.status:
         why = f": {again.error.splitlines()[0]}" if again.error else ""
         raise Differs(f"it ends {again.status}, and ended {record.status}{why}")
-    if again.status != "ok":
+    if whole and again.status != "ok":
         return f"in that it ends {again.status}"
-    told = []
     if steps is not None:
-        other = _rounding_otherwise(run, stop=not experiment.early) if rounds else None
-        told.append(_compare_steps(steps, again, other, alike))
-        for name in experiment.early if drifts else ():
-            # After an epoch in which rounding had time to grow.
-            one, now = record.metrics[name][0], again.metrics[name][0]
-            drift = abs(now - other.metrics[name][0]) / abs(now) if other else 0.0
-            compare(f"{name}[0]", one, now, max(EARLY, 10 * drift))
-            told.append(f"first {name}")
-    after = compared(json.loads(json.dumps(again.metrics)), again.peak_bytes)
-    compare("", before, after, 0.0 if alike else CLOSE)
-    return f"{how}: {', '.join([*told, *before])}"
+        told.append(_compare_steps(steps, again.first_steps, alike))
+    if whole:
+        drifts = experiment.trains and not alike
+        before, after = (_compared(experiment, one, drifts) for one in (record, again))
+        compare("", before, after, 0.0 if alike else CLOSE)
+        told += before
+    if not told:
+        raise NotCompared("it keeps nothing but times")
+    how = "to the bit" if alike else f"to {CLOSE:g} (another kind of processor)"
+    return f"{how}: {', '.join(told)}"
+
+
+def _compared(experiment: Experiment, record: Record, drifts: bool) -> dict[str, Any]:
+    """Return the metrics to compare; of a training that drifts, those that are planned."""
+    metrics = json.loads(json.dumps(record.metrics))
+    planned = {name: metrics[name] for name in experiment.planned if name in metrics}
+    all_else = {**({} if drifts else metrics), "peak_bytes": record.peak_bytes}
+    kept = {**_without(all_else, experiment.timed), **planned}
+    return {name: value for name, value in kept.items() if value not in (None, [], {})}
 
 
 def _is_alike(record: Record) -> bool:
     """Whether this machine gives the same bits as the one that made a record."""
     # Kernels of an accelerator may add in another order each time.
     made = record.device["name"], record.versions.get("torch")
-    return _device_of(record) == "cpu" and made == _this_cpu()
+    return record.device["type"] == "cpu" and made == _this_cpu()
 
 
 @cache
@@ -232,32 +224,11 @@ def _this_cpu() -> tuple[str, str]:
     return describe_device("cpu")["name"], library_versions()["torch"]
 
 
-def _device_of(record: Record) -> str:
-    from repro.measure import accelerator
-
-    kind: str = record.device["type"]
-    if kind not in ("cpu", accelerator.present()):
-        raise NotCompared(f"it is of a device {kind!r}, and there is none here")
-    return kind
-
-
-def _check_data(record: Record, root: str | None) -> None:
-    from repro.datasets import DatasetError
-
-    try:
-        data = load(record.config, root)
-    except DatasetError as missing:
-        raise NotCompared(f"its data is not here: {str(missing).splitlines()[0]}") from missing
-    expected = record.dataset["fingerprint"] if record.dataset else None
-    if (data.fingerprint if data else None) != expected:
-        raise NotCompared("the data here is another set of the same name")
-
-
-def _run(paper: Paper, record: Record, root: str | None, stop: bool = False) -> Record:
+def _run(paper: Paper, record: Record, root: str | None, stop: bool) -> Record:
     """Carry a run out again; with `stop` it ends with its first steps."""
     import torch
 
-    threads, kind = torch.get_num_threads(), _device_of(record)
+    threads, kind = torch.get_num_threads(), record.device["type"]
     if kind == "cpu" and record.device.get("threads"):
         torch.set_num_threads(record.device["threads"])
     step = Step(Run(record.experiment, record.config), record.seed, record.key)
@@ -267,47 +238,17 @@ def _run(paper: Paper, record: Record, root: str | None, stop: bool = False) -> 
         torch.set_num_threads(threads)
 
 
-def _rounding_otherwise(run: Callable[..., Record], stop: bool) -> Record:
-    """Run once more with other kernels, which round differently: without oneDNN."""
-    import torch
-
-    with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
-        return run(stop=stop)
-
-
-def _compare_steps(
-    before: Mapping[str, Any], again: Record, other: Record | None, alike: bool
-) -> str:
-    """Compare first steps, and last the weights' norm; say which.
-
-    On another kind of processor to 1e-5, or to ten times the difference that rounding alone makes
-    here, and no more from the first step on where that is above `LOOSEST`.
-    """
-    count = len(before["losses"])
-    if again.first_steps is None:
-        raise Differs(f"the training ends before step {count}")
-    names = [f"the loss of step {n}" for n in range(1, count + 1)] + ["the norm of the weights"]
-    after = _flat(again.first_steps)
-    rounded = _flat(other.first_steps) if other and other.first_steps else after
-    compared, drift, tolerance = 0, 0.0, 0.0 if alike else CLOSE
-    for name, one, now, two in zip(names, _flat(before), after, rounded, strict=False):
-        pairs = zip(now, two, strict=False)
-        drift = max(drift, *(abs(a - b) / abs(a) for a, b in pairs if a), 0.0)
-        if 10 * drift > LOOSEST:
-            break
-        tolerance = max(tolerance, 10 * drift)
-        compare(name, one, now, tolerance)
-        compared += 1
-    if not compared:
-        raise NotCompared(f"rounding alone moves its first step by {drift:.0e}")
-    if alike and again.first_steps["digest"] != before["digest"]:
+def _compare_steps(before: Mapping[str, Any], after: Mapping[str, Any] | None, alike: bool) -> str:
+    """Compare the losses of first steps, and the weights after them where bits are the same."""
+    count, tolerance = (len(before["losses"]), 0.0) if alike else SECOND
+    if after is None:
+        raise Differs(f"the training ends before step {len(before['losses'])}")
+    for number, (one, now) in enumerate(zip(before["losses"], after["losses"], strict=True), 1):
+        if number <= count:
+            compare(f"the loss of step {number}", one, now, tolerance)
+    if alike and after["digest"] != before["digest"]:
         raise Differs(f"the weights after step {count} are others")
-    return f"first {min(count, compared)} steps" + f" to {tolerance:.0e}" * (tolerance > CLOSE)
-
-
-def _flat(steps: Mapping[str, Any]) -> list[list[float]]:
-    """Return the losses of each step, and last the weights' norm."""
-    return [*steps["losses"], [steps["norm"]]]
+    return f"first {count} steps" + f" to {tolerance:g}" * (not alike)
 
 
 def _without(metrics: Any, timed: Sequence[str]) -> Any:

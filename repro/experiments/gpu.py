@@ -2,7 +2,7 @@
 
 The list is ``gpu.toml``. A piece is computed by a process of its own, which is ended at its limit,
 so that one that hangs costs no more than itself. Every run writes its record as it ends; an archive
-of all records is written anew while more are computed.
+of all records is written anew after each piece.
 """
 
 import os
@@ -13,15 +13,13 @@ import tarfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repro.experiments import arguments, find_artefacts
+from repro.experiments import arguments, find_artefacts, load_paper
 from repro.experiments import run as running
 from repro.experiments.design import SEEDS, Paper, Run, UsageError
 from repro.experiments.processes import WorkerDied, Workers
@@ -33,8 +31,7 @@ LIST = Path(__file__).with_name("gpu.toml")
 ARCHIVE, LOG, DOCTOR = "records.tar.gz", "log.txt", "doctor.json"
 _DOCTOR_S = 120.0  # at most; it took 17 s by an H100
 _STARTING_S = 12.0  # of a process: torch, the device, decoded images
-_LAST_ARCHIVE_S = 5.0
-_BETWEEN_ARCHIVES_S = 10.0
+_ARCHIVE_S = 5.0
 _GENEROUS = 3.0  # a piece is ended after so many times what it is expected to take
 
 
@@ -52,15 +49,6 @@ class Piece:
     at_once: int = 1  # how many runs share the device; those that are measured have it alone
     data: Sequence[str] = ()  # the datasets that are needed
 
-    def __post_init__(self) -> None:
-        if not self.seconds > 0 or self.at_once < 1:
-            raise ValueError(f"{self}: seconds and at_once are above 0")
-
-    @property
-    def choices(self) -> list[tuple[str, str]]:
-        """Keys and values for `arguments.only`."""
-        return [(key, str(value)) for key, values in self.only.items() for value in values]
-
     def __str__(self) -> str:
         values = [f"{key} {', '.join(map(str, some))}" for key, some in self.only.items()]
         return "; ".join([f"{self.name} {self.artefact}", *self.experiments, *values])
@@ -76,7 +64,7 @@ class Planned:
     left: Sequence[Run]  # those that have no record, with the seeds that lack it
     without: Sequence[str]  # the datasets that are not at hand
 
-    @cached_property
+    @property
     def measured(self) -> bool:
         """Whether a run is a measurement, so that each has the device for itself."""
         return any(self.paper.experiments[r.experiment].measured(r.config) for r in self.runs)
@@ -89,14 +77,13 @@ class Planned:
 
     def row(self) -> dict[str, Any]:
         """Describe it for a table."""
-        alone = "alone" if self.measured else f"{self.piece.at_once} at once"
         data = [f"{name} (not here)" if name in self.without else name for name in self.piece.data]
         return {
             "piece": str(self.piece),
             "runs": _count(self.runs),
             "missing": _count(self.left),
             "minutes": f"{self.seconds / 60:.1f}",
-            "on the device": alone,
+            "on the device": "alone" if self.measured else f"{self.piece.at_once} at once",
             "data": ", ".join(data) or "none",
         }
 
@@ -135,8 +122,7 @@ def plan(
     """Look up the runs of pieces, and which have no record.
 
     Records of this machine and those under ``results/reference`` count. A measurement counts if it
-    is of a device with the name of this one, or of any where `device` is None. Measurements of
-    artefacts that another device has begun, and this one has not, come last.
+    is of a device with the name of this one, or of any where `device` is None.
 
     Raises:
         UsageError: A piece names an artefact, experiment or value that does not exist.
@@ -147,33 +133,25 @@ def plan(
     present = datasets.available(root)
     name = describe_device(device)["name"] if device else None
     planned: list[Planned] = []
-    begun: dict[str, set[str]] = {}  # by artefact: here, elsewhere
     for piece in pieces:
         paper, artefacts = find_artefacts(piece.artefact)
         # Data that is not at hand is named all the same, so that the list can be shown.
         chosen = arguments.choose_datasets(paper, profile, piece.data, root)
         runs = arguments.plan(paper, artefacts, profile, chosen)
-        known = dict.fromkeys(run.experiment for run in runs)
-        if unknown := [name for name in piece.experiments if name not in known]:
-            raise UsageError(
-                f"{piece.artefact} has no runs of {', '.join(unknown)} under {profile}; choose "
-                f"among {', '.join(known)}"
-            )
-        runs = [run for run in runs if run.experiment in (piece.experiments or known)]
-        runs = arguments.only(runs, piece.choices)
+        runs = [run for run in runs if run.experiment in (piece.experiments or paper.experiments)]
+        choices = [(key, str(value)) for key, some in piece.only.items() for value in some]
+        runs = arguments.only(runs, choices)
         seeds = arguments.parse_seeds(piece.seeds)
         runs = [replace(run, seeds=seeds or run.seeds or SEEDS[profile]) for run in runs]
-        here = _recorded(paper, profile, name)
-        left = [replace(run, seeds=lacking) for run in runs if (lacking := _lacking(run, here))]
+        recorded = _recorded(paper, profile, name)
+        lacking = [
+            replace(run, seeds=tuple(s for s in run.seeds or () if run.identity(s) not in recorded))
+            for run in runs
+        ]
+        left = [run for run in lacking if run.seeds]
         without = [name for name in piece.data if name not in present]
         planned.append(Planned(piece, paper, runs, left, without))
-        elsewhere = _recorded(paper, profile, None) - here
-        for where, there in (("here", here), ("elsewhere", elsewhere)):
-            if planned[-1].measured and any(_lacking(run, there) != run.seeds for run in runs):
-                begun.setdefault(piece.artefact, set()).add(where)
-    return sorted(
-        planned, key=lambda one: one.measured and begun.get(one.piece.artefact) == {"elsewhere"}
-    )
+    return planned
 
 
 def _recorded(paper: Paper, profile: str, device: str | None) -> set[str]:
@@ -193,10 +171,6 @@ def _recorded(paper: Paper, profile: str, device: str | None) -> set[str]:
             if ours and (store is local or record.status != "failed"):
                 found.add(record.identity)
     return found
-
-
-def _lacking(run: Run, recorded: set[str]) -> tuple[int, ...]:
-    return tuple(seed for seed in run.seeds or () if run.identity(seed) not in recorded)
 
 
 def compute(
@@ -224,7 +198,7 @@ def compute(
     """
     if not 0 < minutes < 10_000:
         raise UsageError(f"--minutes is {minutes:g}; give a number above 0 and below 10,000")
-    end = time.monotonic() + 60 * minutes - _LAST_ARCHIVE_S
+    end = time.monotonic() + 60 * minutes - _ARCHIVE_S
     planned = plan(pieces, setting.profile, setting.device, setting.root)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -236,23 +210,19 @@ def compute(
     missing = [one for one in planned if one.left]
     if not missing:
         say("nothing is missing: all runs have a record")
+    elif not (folder / DOCTOR).exists():
+        say(_doctor(setting, folder, end))
     well = True
-    with _archiving(local_store(setting.profile), folder), Workers(1, each_new=True) as own:
-        decoding = _decode([one for one in missing if not one.without], setting.root)
-        if not (folder / DOCTOR).exists():
-            say(_doctor(setting, folder, end))
+    with Workers(1, each_new=True) as own:
         for one in missing:
             if one.without:
                 say(f"{one.piece}: left out, for {', '.join(one.without)} is not here")
                 continue
-            for run in one.left:
-                if process := decoding.get(str(run.config.get("dataset"))):
-                    process.join()
             if time.monotonic() + _STARTING_S + one.piece.seconds > end:
                 say(f"{one.piece}: no time for it")
                 continue
             limit_s = min(end - time.monotonic(), _GENEROUS * one.seconds + 60)
-            timed = replace(setting, until=end)
+            timed = replace(setting, until=end - one.piece.seconds)
             work = partial(_compute, one.paper.key, timed, one.piece.at_once, limit_s, folder / LOG)
             start = time.monotonic()
             try:
@@ -260,6 +230,8 @@ def compute(
             except WorkerDied:
                 ended_well = False
                 outcome = f"ended after {limit_s:.0f} s, or its process died"
+            finally:
+                _archive(local_store(setting.profile), folder)
             well = well and ended_well
             say(f"{one.piece}: {outcome} ({time.monotonic() - start:.0f} s)")
     return well
@@ -273,8 +245,6 @@ def _compute(
     Returns:
         A line on them, and whether none failed.
     """
-    from repro.experiments import load_paper
-
     ending = threading.Timer(limit_s, lambda: os.killpg(os.getpgrp(), signal.SIGKILL))
     ending.daemon = True
     ending.start()
@@ -293,20 +263,6 @@ def _compute(
         return f"not run: {type(error).__name__}: {error}", False
 
 
-def _decode(planned: Sequence[Planned], root: str | None) -> dict[str, Any]:
-    """Decode the datasets of all pieces into the cache, each by a process; those, by dataset."""
-    processes: dict[str, Any] = {}
-    for one in planned:
-        for run in one.left:
-            dataset = run.config.get("dataset")
-            if dataset and dataset["name"] in one.piece.data and str(dataset) not in processes:
-                target = partial(running.load, {"dataset": dataset}, root)
-                process = get_context("spawn").Process(target=target, daemon=True)
-                process.start()
-                processes[str(dataset)] = process
-    return processes
-
-
 def _doctor(setting: running.Setting, folder: Path, end: float) -> str:
     command = [sys.executable, "-m", "repro", "doctor", "--json", "--device", setting.device]
     if setting.root is not None:
@@ -322,33 +278,9 @@ def _doctor(setting: running.Setting, folder: Path, end: float) -> str:
     return f"doctor: {word} ({time.monotonic() - start:.0f} s), see {DOCTOR}"
 
 
-@contextmanager
-def _archiving(store: RecordStore, folder: Path) -> Iterator[None]:
-    """Write the archive every few seconds in which there is a new record, and at the end."""
-    done = threading.Event()
-    written: set[Path] = set()
-
-    def write() -> None:
-        files = set(store.folder.glob("*/*.json"))
-        if files and files != written:
-            with (
-                replacing(folder / ARCHIVE) as temporary,
-                tarfile.open(temporary, "w:gz") as archive,
-            ):
-                for path in sorted(files):
-                    archive.add(path, str(path.relative_to(store.folder.parent)))
-            written.update(files)
-
-    def keep_writing() -> None:
-        while not done.wait(_BETWEEN_ARCHIVES_S):
-            with suppress(OSError):  # such as a full disk: perhaps there is room the next time
-                write()
-
-    thread = threading.Thread(target=keep_writing, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        write()
+def _archive(store: RecordStore, folder: Path) -> None:
+    files = sorted(store.folder.glob("*/*.json"))
+    if files:
+        with replacing(folder / ARCHIVE) as temporary, tarfile.open(temporary, "w:gz") as archive:
+            for path in files:
+                archive.add(path, str(path.relative_to(store.folder.parent)))

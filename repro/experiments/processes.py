@@ -5,7 +5,6 @@ model is too little work to divide.
 """
 
 import concurrent.futures
-import errno
 import itertools
 import json
 import multiprocessing
@@ -14,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -175,19 +173,12 @@ def in_a_process(
     return json.loads(answers[-1].removeprefix(_ANSWER))
 
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-
-
-class NoLocksWarning(UserWarning):
-    """The file system has no locks: runs at the same time may compute the same twice."""
-
-
 @contextmanager
 def locked(record: Path) -> Iterator[bool]:
     """Lock the run of a record; yield False where another process or thread computes it.
 
     Raises:
-        OSError: The lock file beside the record cannot be made.
+        OSError: The lock file beside the record cannot be made, or the file system has no locks.
     """
     path = record.with_name(f".{record.stem}.lock")
     lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
@@ -196,11 +187,6 @@ def locked(record: Path) -> Iterator[bool]:
     except Timeout:
         yield False
         return
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        why = f"a run cannot be locked by {path} ({error.strerror or error})"
-        warnings.warn(f"{why}: another may compute the same", NoLocksWarning, stacklevel=3)
     try:
         yield True
     finally:

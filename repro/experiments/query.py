@@ -25,7 +25,7 @@ from repro.experiments.design import (
     paper_toml,
 )
 from repro.experiments.judge import BySeed, NotRun
-from repro.records import Record, RecordStore, identity, local_store, reference_stores
+from repro.records import Record, RecordStore, local_store, reference_stores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,11 +121,7 @@ class Results:
     def measured(self, experiment: str, several: bool = False, **config: Any) -> Record:
         """Return a measurement, of several processes as one record; see `of_processes`.
 
-        Args:
-            experiment: Its name.
-            several: Whether one process alone counts as one, too, and not by its rounds; it does
-                under `long`.
-            config: Of the run.
+        Under `long`, or with `several`, one process alone has one sample of each timing, too.
 
         Raises:
             NotRun: There is none.
@@ -159,15 +155,11 @@ def one_machine(records: Sequence[Record]) -> Sequence[Record]:
 
 
 def of_processes(records: Sequence[Record], several: bool = False) -> Record:
-    """Return the measurement of several processes as one record.
+    """Return the measurement of several processes, a record each, as one record.
 
     Timings within a process correlate: each process counts once, and a timing's samples are the
     processes' medians. Numbers among the metrics are medians over the processes; other metrics are
-    the first one's.
-
-    Args:
-        records: Of one configuration, one each; a single one is returned as it is.
-        several: Whether a single one, too, has one sample of each timing.
+    the first one's. Without `several` a single record is returned as it is.
     """
     first, *others = records
     if not others and not several:
@@ -259,8 +251,8 @@ def find_source(
 
     Args:
         paper: The paper.
-        profile: Only this one, `long` with `quick` for artefacts that it does not run; by default
-            for each artefact the one that has most of its records.
+        profile: Only this one, `long` with `quick` for artefacts that it does not run; else the
+            best of each artefact.
         device: ``local``, or a folder under ``results/reference``; by default all of them.
         local: Whether this machine's own records count.
 
@@ -362,7 +354,12 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
         if changes:  # an artefact without the key is shown as it is
             held = [(k, v) for k, v in changes if any(value_of(run, k) is not ... for run in runs)]
             runs = with_changes(source.paper, runs, held)
-        runs = [_with_further_processes(run, records) for run in runs]
+        runs = [
+            replace(run, seeds=tuple(dict.fromkeys((*PROCESSES, *seeds))))
+            if run.by_processes
+            else run
+            for run in runs
+        ]
         candidates.append(Results(runs, seeds, records, profile))
     best = max(candidates, key=lambda results: len(results.records))
     # Further seeds of some runs alone leave no gap in the others.
@@ -370,9 +367,15 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
     best.expected = [
         (run, seed)
         for run, seed in best.expected
-        if run.seeds is not None or seed in SEEDS[profile] or run.identity(seed) in present
+        if (seed in PROCESSES if run.by_processes else run.seeds is not None)
+        or (run.seeds is None and seed in SEEDS[profile])
+        or run.identity(seed) in present
     ]
-    best.places = _places(best, {p: source.records[p] for p in origins}) if origins else []
+    shown = {id(record) for record in best.records}
+    counts = {at: sum(id(record) in shown for record in source.records[at]) for at in origins}
+    best.places = [
+        _label_of(*at) for at in sorted(origins, key=lambda at: -counts[at]) if counts[at]
+    ]
     return best
 
 
@@ -389,34 +392,3 @@ def _choices_of_data(
     ]
     for chosen in itertools.product(*served):
         yield dict(zip(tasks, chosen, strict=True))
-
-
-def _with_further_processes(run: Run, records: Sequence[Record]) -> Run:
-    """Return a measurement with those of its processes that were asked for beyond the profile's."""
-    if not run.by_processes:
-        return run
-    further = {
-        record.seed
-        for record in records
-        if record.experiment == run.experiment
-        and record.seed not in PROCESSES
-        and record.identity == run.identity(record.seed)
-    }
-    return replace(run, seeds=(*PROCESSES, *sorted(further)))
-
-
-def _places(results: Results, records: Mapping[tuple[str, str], Sequence[Record]]) -> list[str]:
-    """Return the places that the records come from, most records first.
-
-    Where they are of several, each but the first says how many configurations it has.
-    """
-    chosen = {id(record) for record in results.records}
-    of_origin = {
-        _label_of(*origin): {identity(r.experiment, r.config, 0) for r in group if id(r) in chosen}
-        for origin, group in records.items()
-    }
-    places = sorted(filter(of_origin.get, of_origin), key=lambda where: -len(of_origin[where]))
-    total = len(set().union(*of_origin.values()))
-    return places[:1] + [
-        f"{where}: {len(of_origin[where])} of {total} configurations" for where in places[1:]
-    ]

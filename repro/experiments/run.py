@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from statistics import fmean
 
 from repro.experiments import arguments
 from repro.experiments.design import (
@@ -25,15 +24,15 @@ from repro.experiments.design import (
 from repro.experiments.one_run import carry_out, load
 from repro.experiments.processes import WorkerDied, Workers, default_count, locked
 from repro.records import (
+    MAKE_ROOM,
     CorruptRecordWarning,
     Record,
     RecordStore,
+    check_writable,
     commit_state,
-    identity,
     library_versions,
     local_store,
     record_key,
-    reference_stores,
 )
 from repro.report import printable
 from repro.terminal import Bar
@@ -53,18 +52,19 @@ class Setting:
     seeds: tuple[int, ...] | None = None  # instead of the profile's
     retry_failed: bool = False  # whether runs that failed are run again
     changed: arguments.Choices = ()  # keys and values of --set
-    until: float | None = None  # by `time.monotonic`: nothing begins that would end later
+    until: float | None = None  # by `time.monotonic`: nothing begins later
 
     def command(self, target: str, dataset: str | None) -> str:
         """Return a command line that computes a record again."""
-        parts = [f"python -m repro run {target} --profile {self.profile} --device {self.device}"]
+        parts = ["python", "-m", "repro", "run", target]
+        parts += ["--profile", self.profile, "--device", self.device]
         if dataset is not None:
-            parts.append(f"--dataset {shlex.quote(dataset)}")
+            parts += ["--dataset", dataset]
         if self.seeds is not None:
-            listed = ",".join(map(str, self.seeds))
-            parts.append(f"--seeds {listed}{',' if len(self.seeds) == 1 else ''}")
-        parts += [f"--set {shlex.quote(f'{key}={value}')}" for key, value in self.changed]
-        return " ".join(parts)
+            parts += ["--seeds", "".join(f"{seed}," for seed in self.seeds)]
+        for key, value in self.changed:
+            parts += ["--set", f"{key}={value}"]
+        return shlex.join(parts)
 
     def seeds_of(self, run: Run) -> tuple[int, ...]:
         """Return the seeds of a run: its own, those asked for, or the profile's."""
@@ -76,6 +76,10 @@ class Setting:
         """Whether a run with this record, or none, is to be computed."""
         return known is None or (self.retry_failed and known.status == "failed")
 
+    def has_time(self) -> bool:
+        """Whether another run may begin."""
+        return self.until is None or time.monotonic() < self.until
+
 
 @dataclass(frozen=True)
 class Step:
@@ -86,11 +90,6 @@ class Step:
     key: str
     measured: bool = False
 
-    @property
-    def name(self) -> str:
-        """The same for all seeds of a run."""
-        return self.run.identity(0)
-
     def __str__(self) -> str:
         return f"{self.run} seed {self.seed}"
 
@@ -100,26 +99,22 @@ class Tally:
     """How the runs of a plan ended."""
 
     done: int = 0  # computed here and now
-    stood: int = 0  # had a record before
-    elsewhere: int = 0  # computed by another process meanwhile
+    stood: int = 0  # had a record before, or another process made it meanwhile
     out_of_memory: int = 0  # of those computed here
     failed: int = 0  # of those computed here
     failed_before: int = 0  # of the others, those that failed then
     left: int = 0  # not begun, as it was time to end
-    left_out: int = 0  # not computed, for a library that is not installed
-    missing: list[str] = field(default_factory=list)  # why, each reason once: a library to install
+    left_out: list[str] = field(default_factory=list)  # of each: the library that is not installed
 
     def __str__(self) -> str:
         text = (
             f"{self.done} computed ({self.out_of_memory} out of memory, {self.failed} failed), "
             f"{self.stood} had a record"
         )
-        if self.elsewhere:
-            text += f", {self.elsewhere} computed by another process"
         if self.left:
             text += f", {self.left} left: the same command goes on"
         if self.left_out:
-            text += f", {self.left_out} left out ({'; '.join(self.missing)})"
+            text += f", {len(self.left_out)} left out ({'; '.join(dict.fromkeys(self.left_out))})"
         if self.failed_before:
             text += f"; {self.failed_before} failed before, --retry-failed computes them again"
         return text
@@ -178,9 +173,7 @@ def compute(
         for paper, runs, used in plans:
             tally = execute(paper, runs, setting, workers=side_by_side)
             tell(f"{paper.key}, profile {setting.profile}: {tally}; data: {used}")
-            failed += tally.failed + tally.failed_before + tally.left_out
-            if tally.missing and sum(len(artefacts) for _, artefacts in named) == 1:
-                raise UsageError(tally.missing[0])  # nothing else was asked for
+            failed += tally.failed + tally.failed_before + len(tally.left_out)
     return failed
 
 
@@ -202,7 +195,7 @@ def survey(
     for step in missing:
         store.find(paper.key, step.run.experiment, step.key)
     if missing:
-        store.check_writable(paper.key)
+        check_writable(store.folder / paper.key, f"records of {paper.key}", MAKE_ROOM)
         commit_state()
     for problem in problems:  # of files that are in nobody's way
         warnings.warn(str(problem), CorruptRecordWarning, stacklevel=2)
@@ -268,16 +261,14 @@ def execute(
         # where another process wants the core.
         torch.set_num_threads(1)
     steps, known = survey(paper, runs, setting, store)
-    left = {step.key: step for step in steps}
     interactive = sys.stderr.isatty()
     with (
         Bar(paper.key, len(steps), shown=interactive) as bar,
         Workers(1, each_new=True, threads=torch.get_num_threads()) as own,
     ):
+        left = {step.key: step for step in steps}
         say = bar.write if interactive else report
         execution = _Execution(paper, setting, store, known, bar, say, interactive, left)
-        if execution.ahead:
-            execution.took_before = _took_before(paper, store)
         if workers:
             execution.share(workers)
         execution.finish(own)
@@ -296,15 +287,7 @@ class _Execution:
     report: Callable[[str], None]
     interactive: bool
     left: dict[str, Step]  # that are not dealt with, by key
-    took_before: dict[str, float] = field(default_factory=dict)  # seconds, by a step's name
-    took: dict[str, list[float]] = field(default_factory=dict)  # here and now
     tally: Tally = field(default_factory=Tally)
-    side_by_side: int = 1
-
-    @property
-    def ahead(self) -> list[Step]:
-        """Those that are left to compute."""
-        return [s for s in self.left.values() if self.setting.wants(self.known.get(s.key))]
 
     def _tell(self, said: str, step: Step | None = None) -> None:
         of = f" {step}" if step else ""
@@ -317,17 +300,14 @@ class _Execution:
         del self.left[step.key]
         self.bar.advance()
         if isinstance(made, LibraryMissing):
-            self.tally.left_out += 1
-            if str(made) not in self.tally.missing:
-                self.tally.missing.append(str(made))
+            if str(made) not in self.tally.left_out:
                 self._tell(f"left out, like all that need it: {made}", step)
+            self.tally.left_out.append(str(made))
             return
         record, took_s = made
         failed = record.status == "failed"
         if took_s is None:
-            stood = record is self.known.get(step.key)
-            self.tally.stood += stood
-            self.tally.elsewhere += not stood
+            self.tally.stood += 1
             self.tally.failed_before += failed
             if failed:
                 why = (record.error or "").partition("\n")[0]
@@ -336,50 +316,19 @@ class _Execution:
         self.tally.done += 1
         self.tally.out_of_memory += record.status == "out_of_memory"
         self.tally.failed += failed
-        self.took.setdefault(step.name, []).append(took_s)
-        ahead = self.ahead
-        left = f"left: {_in_words(self._expected(ahead))}" if ahead else ""
-        self.bar.say(left)
         if failed or not self.interactive:
-            left = f"; {left}" if left else ""
             why = f": {record.error}" if failed else ""
-            self._tell(f"{record.status} ({took_s:.1f} s){left}{why}", step)
-
-    def _expected(self, steps: Sequence[Step]) -> float | None:
-        """Return the seconds that runs will take, None where nothing is known of any run.
-
-        As long as the same took here, else before; one that is not known at all takes the mean of
-        those here, else of those before.
-        """
-        here = {name: fmean(seconds) for name, seconds in self.took.items()}
-        known = {**self.took_before, **here}
-        if not known:
-            return None
-        mean = fmean((here or known).values())
-        return sum(
-            known.get(step.name, mean) / (1 if step.measured else self.side_by_side)
-            for step in steps
-        )
-
-    def _is_time_for(self, step: Step) -> bool:
-        if self.setting.until is None:
-            return True
-        alone = replace(step, measured=True)
-        return time.monotonic() + (self._expected([alone]) or 0.0) <= self.setting.until
+            self._tell(f"{record.status} ({took_s:.1f} s){why}", step)
 
     def share(self, workers: Workers) -> None:
-        """Give the missing runs that measure nothing to processes, the longest of a seed first."""
-        shared = [step for step in self.ahead if not step.measured]
+        """Give the missing runs that measure nothing to processes."""
+        pairs = [(step, self.known.get(step.key)) for step in self.left.values()]
+        shared = [(s, k) for s, k in pairs if not s.measured and self.setting.wants(k)]
         if len(shared) < 2:
             return
-        self.side_by_side = workers.count
-        self.bar.say(f"{workers.count} processes")
-        places = {seed: n for n, seed in enumerate(dict.fromkeys(step.seed for step in shared))}
-        shared.sort(key=lambda step: (places[step.seed], -self.took_before.get(step.name, 0.0)))
         work = partial(settle, self.paper, self.setting, self.store)
-        pairs = [(step, self.known.get(step.key)) for step in shared]
         try:
-            for (step, _), made in workers.map(work, pairs, lambda one: self._is_time_for(one[0])):
+            for (step, _), made in workers.map(work, shared, lambda _: self.setting.has_time()):
                 self._account(step, made)
         except WorkerDied as died:
             self._tell(f"{died}; what is left is computed by this process")
@@ -393,7 +342,7 @@ class _Execution:
                 before = self.known.get(step.key)
                 if before and not self.setting.wants(before):
                     self._account(step, (before, None))
-                elif self._is_time_for(step):
+                elif self.setting.has_time():
                     self._account(step, self._made(step, before, own))
                 else:
                     self.tally.left += 1
@@ -445,25 +394,6 @@ def settle(
             return lacks
         store.write(record)
         return record, time.perf_counter() - start
-
-
-def _in_words(seconds: float | None) -> str:
-    """Return a remaining time in words, as coarse as it is known."""
-    if seconds is None:
-        return "for an unknown time"
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return "about a minute" if seconds > 20 else "less than a minute"
-    return f"about {minutes} min" if minutes < 120 else f"about {minutes / 60:.1f} h"
-
-
-def _took_before(paper: Paper, local: RecordStore) -> dict[str, float]:
-    """Return the seconds of earlier runs, of any version: here, else of the references."""
-    return {
-        identity(record.experiment, record.config, 0): seconds_of(record)
-        for store in (*reference_stores().values(), local)
-        for record in store.read(paper.key)[0]
-    }
 
 
 def seconds_of(record: Record) -> float:

@@ -49,8 +49,6 @@ def test_resnet101_fits_the_papers_card_as_in_the_paper():
     assert [one.result for one in found] == ["starts", "out of memory", "starts"]
     undivided, _, streamed = found
     assert streamed.peak_bytes == pytest.approx(undivided.peak_bytes, rel=0.02)
-    assert undivided.model == "ResNet, 42.7 M parameters" and undivided.images == "3×224×224"
-    assert 2 * streamed.steps == undivided.steps
 
 
 def test_a_recipe_that_cannot_start_fails():
@@ -83,10 +81,10 @@ def command(monkeypatch, capsys, tmp_path):
 
 
 def test_the_command_computes_nothing(command, tmp_path):
-    given = ("run", "adaptive/figure7", "--profile", "paper", "--dry-run", "--on", "A100")
+    given = ("run", "adaptive/figure7", "--profile", "paper", "--dry-run")
     code, out, _ = command(*given)
     assert code == 0 and "cannot be tried without the device: it starts processes" in out
-    assert "A100 (ESTIMATED)" in out and not any(tmp_path.iterdir())
+    assert "peak (GiB)" in out and not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -94,11 +92,6 @@ def test_the_command_computes_nothing(command, tmp_path):
     [
         ((), "add --profile gpu or paper"),
         (("--profile", "smoke"), "add --profile gpu or paper"),
-        (("--profile", "gpu", "--on", "abacus"), "--on is 'abacus'; choose GTX 1080, RTX 3090"),
-        (("--device", "cpu"), "takes no --device; leave it out"),
-        (("--dataset", "digits"), "takes no --dataset; leave it out"),
-        (("--data", "."), "takes no --data; leave it out"),
-        (("--address", "auto"), "takes no --address; leave it out"),
     ],
 )
 def test_what_it_cannot_do_is_refused(given, says, command):

@@ -40,12 +40,10 @@ def test_a_record_says_where_it_ran_and_stands_for_another_name(sim, tmp_path):
 
 
 @pytest.mark.slow
-def test_doctor_looks_at_any_accelerator(sim, monkeypatch):
-    monkeypatch.setattr(doctor, "_COPIED_BYTES", 2**20)
+def test_doctor_looks_at_any_accelerator(sim):
     found = doctor.examine("sim:0")
     assert [one for one in found["selftests"] if one["status"] != "ok"] == []
-    assert {link["copy"].split()[0] for link in found["links"]} == {"pinned", "pageable"}
-    assert len(found["links"]) == 4 and found["device"]["free_bytes"] > 0
+    assert found["device"]["free_bytes"] > 0
     assert found["problems"] == [] and not doctor.broken(found)
     assert {one["paper"] for one in found["largest"]} == set(doctor.LARGEST_GIB)
     assert "Simulated Device" in doctor.text(found)
