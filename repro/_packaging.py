@@ -1,8 +1,8 @@
 """Files that a build adds to the package: the reference records, the notebooks, the commit.
 
 In a checkout they lie beside the package, where an editable install finds them; a wheel has them in
-``repro/shipped``. A source distribution has the project's other folders, so that a wheel made from
-it is the same. pyproject.toml names the commands; no module imports this one.
+``repro/shipped``. A source distribution has the project's other folders (MANIFEST.in), so that a
+wheel made from it is the same. pyproject.toml names the commands; no module imports this one.
 """
 
 import json
@@ -20,23 +20,6 @@ SHIPPED = {
     "notebooks": ("notebooks", "[0-9]*.ipynb"),
     "reference": ("results/reference", "**/*.jsonl.gz"),
 }
-PROJECT = (
-    "notebooks/sanitize.cfg",
-    "data/README.md",
-    "constraints.txt",
-    "CHANGELOG.md",
-    "CITATION.cff",
-    "CONTRIBUTING.md",
-    "Makefile",
-    "mkdocs.yml",
-    ".ci/run",
-    ".gitignore",
-    ".pre-commit-config.yaml",
-    "tests/**/*",
-    "benchmarks/*",
-    "examples/*",
-    "docs/**/*",
-)
 
 
 def shipped() -> Iterator[tuple[Path, Path]]:
@@ -74,17 +57,6 @@ class BuildPy(build_py):
             (built / target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, built / target)
         write_state(built / PACKAGE)
-
-    def get_source_files(self) -> list[str]:
-        """Return the files of a source distribution."""
-        files = [file for file, _ in shipped()]
-        for pattern in PROJECT:
-            files += [
-                file
-                for file in sorted(Path().glob(pattern))
-                if file.is_file() and file.suffix != ".pyc"
-            ]
-        return [*super().get_source_files(), *map(str, files)]
 
 
 class SDist(sdist):

@@ -92,14 +92,8 @@ def record_key(
 ) -> str:
     """Hash everything on which a result depends; the version represents the source code.
 
-    Args:
-        paper: Key of the paper.
-        experiment: Name of the experiment.
-        version: The experiment's version, raised whenever its results change.
-        config: The configuration.
-        seed: The seed.
-        fingerprint: The dataset's fingerprint, None without data.
-        device: Device and torch version if time or memory is measured, else None.
+    The fingerprint is the dataset's, None without data. The device is None where neither time nor
+    memory is measured, else device and torch version.
     """
     parts = {"paper": paper, "experiment": experiment, "version": version, "config": config}
     return _digest(parts | {"seed": seed, "data": fingerprint, "device": device})
@@ -132,6 +126,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "dirty": (bool, NoneType),
     "peak_bytes": (int, NoneType),
 }
+_DATA = dict.fromkeys(("name", "fingerprint", "provenance", "kind"), str)
+_STEPS = {"losses": list, "digest": str, "norm": float, "instructions": str}
 _NEEDED: dict[str, Callable[[Any], bool]] = {
     "schema": lambda number: bool(number == SCHEMA),
     "status": lambda word: word in STATUSES,
@@ -142,13 +138,8 @@ _NEEDED: dict[str, Callable[[Any], bool]] = {
     "config": lambda config: config.get("dataset") is None or _has(config["dataset"], name=str),
     "device": lambda device: _has(device, name=str, type=str, slug=str),
     "versions": lambda versions: _has(versions, torch=str, python=str),
-    "dataset": lambda data: (
-        data is None
-        or _has(data, **dict.fromkeys(("name", "fingerprint", "provenance", "kind"), str))
-    ),
-    "first_steps": lambda steps: (
-        steps is None or _has(steps, losses=list, digest=str, norm=float, instructions=str)
-    ),
+    "dataset": lambda data: data is None or _has(data, **_DATA),
+    "first_steps": lambda steps: steps is None or _has(steps, **_STEPS),
 }
 
 
@@ -460,10 +451,7 @@ def commit_state() -> tuple[str | None, bool | None]:
     """
     if given := os.environ.get("REPRO_COMMIT"):
         if not re.fullmatch("[0-9a-f]{7,40}", given):
-            raise RecordError(
-                f"$REPRO_COMMIT is {given!r}; give the hash of the commit that this copy was made "
-                "from (git rev-parse HEAD), or leave it out"
-            )
+            raise RecordError(f"$REPRO_COMMIT is {given!r}; give a commit's hash, or leave it out")
         return given, None
     return paths.built_from() if paths.INSTALLED else paths.checkout_state()
 

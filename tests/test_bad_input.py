@@ -117,7 +117,6 @@ for change, *named in (
 ):  # fmt: skip
     add((*TABLE, "--set", change), *named)
 add(("show", "mbs/table3", "--set", "zzz=1"), "'zzz'", "their keys are")
-add((*FIGURE, "--address", "auto"), "no run of the plan uses Ray", "--set engine=ray")
 for name in ("mnist", "cifar10,digits", "\udcff"):
     add((*FIGURE, "--dataset", name), "unknown dataset", "digits")
 imagenet = ("run", "all", *SMOKE, "--dataset", "imagenet")

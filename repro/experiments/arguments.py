@@ -95,8 +95,7 @@ def choose_datasets(
     """Choose a dataset for each task of a paper: one asked for by name, else the best at hand.
 
     Under the profile ``paper`` it is the paper's own, at hand or not (see `require_data`), unless
-    stand-ins are allowed. A paper that measures kernels on random numbers has no tasks, and takes
-    none.
+    stand-ins are allowed.
 
     Raises:
         UsageError: A name is unknown, or serves no task of the paper.
@@ -186,10 +185,7 @@ def parse_choices(texts: Sequence[str] | None) -> Choices:
 def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
     """Return the runs whose configuration has one of the values of every key that is named.
 
-    Args:
-        runs: A plan.
-        choices: Keys, or ``OUTER.INNER``, and values, as text; several of one key admit any of
-            them.
+    A key may be ``OUTER.INNER``; several values of one key admit any of them.
 
     Raises:
         UsageError: No run has that key, or that value of it.
@@ -225,11 +221,7 @@ def _with(config: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Run]:
     """Return the runs, each once, with other values in their configurations.
 
-    Args:
-        paper: Says which values some keys may have.
-        runs: A plan.
-        choices: Keys, or ``OUTER.INNER``, and values, as text; a value is read as JSON where it is
-            such.
+    A key may be ``OUTER.INNER``; a value is read as JSON where it is such.
 
     Raises:
         UsageError: No run has that key, the value is of another type, or not allowed.

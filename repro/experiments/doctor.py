@@ -1,4 +1,4 @@
-"""This machine, whether each method agrees with torch on it, and which runs fit.
+"""This machine, and whether each method agrees with torch on it.
 
 The findings are JSON values (`examine`), which `text` lays out for a terminal.
 """
@@ -21,8 +21,6 @@ from repro.records import commit_state, library_versions
 GIB = 2**30
 _NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 _OPTIONAL = {"jupyterlab": "notebooks", "papermill": "notebooks", "ray": "cluster"}  # extras
-# The memory of the papers' cards, to which runs of profile `gpu` are held; others set no limit.
-LARGEST_GIB = {"mbs": 24.0, "dualbatch": 24.0, "outofcore": 16.0}
 
 Facts = dict[str, Any]
 
@@ -39,9 +37,8 @@ def examine(
 
     Returns:
         JSON values: `software`, `host`, `device`, `data`, `selftests`, `failed` (how many of
-        them), `largest` (the most that a run of each paper holds, and whether it fits), `problems`
-        (parts that could not be examined), `to_do` (things missing, and the action for each),
-        `seconds`.
+        them), `problems` (parts that could not be examined), `to_do` (things missing, and the
+        action for each), `seconds`.
 
     Raises:
         UsageError: `root` or `$REPRO_DATA` is no folder.
@@ -61,12 +58,6 @@ def examine(
         tell(f"self-test of {test.paper}: {test.text}")
         facts["selftests"].append(self_tests.run(test, device))
     facts["failed"] = sum(one["status"] == "failed" for one in facts["selftests"])
-    free = facts["device"].get("free_bytes", facts["host"]["available_bytes"]) / GIB
-    facts["largest"] = [
-        {"paper": paper, "gib": gib, "fits": gib <= free}
-        for paper, gib in LARGEST_GIB.items()
-        if device != "cpu"  # quick holds less than 1 GiB
-    ]
     facts["problems"] = problems
     facts["to_do"] = [{"what": what, "do": do} for what, do in _to_do(facts, device)]
     facts["seconds"] = time.perf_counter() - start
@@ -129,8 +120,6 @@ def _to_do(facts: Facts, device: str) -> Iterator[tuple[str, str]]:
         if one["status"] == "failed":
             what = f"self-test of {one['paper']} failed: {one['text']}: {one['why']}"
             yield what, f"python -m pytest tests/{one['paper']} in a checkout shows where"
-        elif one["status"] == "not run":  # which only the allocator is, for lack of a compiler
-            yield one["why"], "apt-get install g++, or set $CXX"
     for one in facts["problems"]:
         yield f"{one['part']}: {one['why']}", "mend that, then run doctor again"
     if kind := host["accelerator"]:
@@ -159,11 +148,6 @@ def text(facts: Facts) -> str:
             {"result": one["status"], "method": one["paper"], "compared": one["text"]}
             | {"difference": one["difference"], "allowed": one["tolerance"]}
             for one in tests
-        ],
-        [
-            {"paper": one["paper"], "largest run of profile gpu": f"{one['gib']:g} GiB"}
-            | {"fits": "yes" if one["fits"] else "no: it ends as out of memory, a result"}
-            for one in facts["largest"]
         ],
         [{"what": one["what"], "what to do": one["do"]} for one in facts["to_do"]],
     )

@@ -7,6 +7,7 @@ choose between them. The rule of a claim, its margin and the paper's effect stan
 """
 
 import math
+import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -41,11 +42,8 @@ class NotRun(LookupError):
 class BySeed(list[float]):
     """The values of one cell with the seed of each: cells are compared seed by seed.
 
-    A seed draws the first weights and the order of the samples. Seeds of the first look only set
-    how many are needed: where a comparison has others, those judge alone.
-
-    Raises:
-        NotRun: A seed occurs twice.
+    Seeds of the first look only set how many are needed: where a comparison has others, those
+    judge alone. `NotRun` where a seed occurs twice.
     """
 
     def __init__(
@@ -200,18 +198,13 @@ def contrast(
         return Estimate(mean, math.nan, math.nan, shortest, **form)
     floor = resolution**2 / 12
     parts = [
-        (weight**2 * max(_variance(cell), floor) / len(cell), len(cell) - 1)
+        (weight**2 * max(statistics.variance(cell), floor) / len(cell), len(cell) - 1)
         for cell, weight in zip(cells, weights, strict=True)
     ]
     total = math.fsum(part for part, _ in parts)
     freedom = math.fsum(part**2 / dof for part, dof in parts)
     dof = total**2 / freedom if freedom else math.inf
     return Estimate(mean, math.sqrt(total), dof, shortest, **form)
-
-
-def _variance(values: Cell) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 def difference(
@@ -226,13 +219,7 @@ def ratio(first: Cell, second: Cell, digits: int = 2, *, trials: str = "seeds") 
     return contrast([first, second], [1, -1], log=True, digits=digits, trials=trials)
 
 
-def paired_ratio(
-    first: Cell,
-    second: Cell,
-    digits: int = 2,
-    *,
-    trials: str = "rounds",
-) -> Estimate:
+def paired_ratio(first: Cell, second: Cell, digits: int = 2, *, trials: str = "rounds") -> Estimate:
     """Return the ratio of times that were taken in turns, first over second, round by round.
 
     A slow spell of the machine meets both values of a round, and drops out of their ratio.
@@ -241,12 +228,10 @@ def paired_ratio(
         NotRun: One of them is empty.
         ValueError: They are not of one length, or a value is not above 0.
     """
-    if not len(first) or not len(second):
-        raise NotRun("no records")
-    if len(first) != len(second):
+    if len(first) and len(second) and len(first) != len(second):
         raise ValueError(f"{len(first)} values cannot pair with {len(second)}")
-    rounds = range(len(first))
-    return ratio(BySeed(first, rounds), BySeed(second, rounds), digits, trials=trials)
+    cells = [BySeed(cell, range(len(cell))) for cell in (first, second)]
+    return ratio(*cells, digits, trials=trials)
 
 
 def mean_of(
@@ -306,7 +291,7 @@ def direction(
         ours: A - B, or A over B.
         paper: The paper's; None where it names no size.
         sign: 1 where the claim is that A is higher, -1 where it is lower.
-        whose: The effect's source, for the evidence: of a question of our own, a prediction.
+        whose: The effect's source, for the evidence.
     """
     low, high = sorted(sign * end for end in ours.interval())
     mean, evidence = sign * ours.mean, f"{name} {ours}".strip()
@@ -372,14 +357,10 @@ def margin_text(ours: Estimate, margin: float, side: int) -> str:
 
 
 def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
-    """Make one verdict of the parts of a claim.
+    """Make one verdict of the parts of a claim, of which ``all`` have to hold, or ``any``.
 
     Deciding an open part never makes a worse word better: with a failure and nothing that holds,
     open parts leave it undecided, since they may still make it partly.
-
-    Args:
-        parts: Words and evidence.
-        over: ``all`` parts have to hold, or ``any``.
     """
     words = [word for word, _ in parts]
     evidence = "; ".join(text for _, text in parts)
@@ -403,8 +384,8 @@ def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
 def seeds_to_decide(ours: Estimate, distances: Sequence[float], level: float) -> int | None:
     """Return how many seeds a cell exclude bounds with power 0.8, if the mean seen is true.
 
-    Two distances are those of bounds on either side of the mean; `level` is of the two-sided
-    interval. None where more than `MOST_SEEDS` are needed, or no spread is known.
+    Distances are of bounds from the mean; `level` is of the two-sided interval. None where more
+    than `MOST_SEEDS` are needed, or no spread is known.
     """
     if math.isnan(ours.error) or not min(distances) > 0:
         return None

@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -42,6 +43,8 @@ def carry_out(paper: Paper, step: Step, setting: Setting, stop: bool = False) ->
 
     With `stop` a training ends with its first steps, as an error of its own perhaps.
     """
+    import torch
+
     from repro.datasets import TIMES
     from repro.measure import accelerator, describe_device, is_out_of_memory
     from repro.measure.accelerator import HostMemoryError
@@ -50,11 +53,13 @@ def carry_out(paper: Paper, step: Step, setting: Setting, stop: bool = False) ->
     data = load(config, setting.root)
     started = now()
     status, error, outcome = "ok", None, Outcome({})
+    cudnn, benchmark = torch.backends.cudnn, torch.backends.cudnn.benchmark
+    # Where steps are captured in a graph, cuDNN times its algorithms before.
+    cudnn.benchmark = config.get("benchmark", benchmark)
     with (
         noting_interrupts() as interrupted,
         # A hook would cost the time that other experiments measure.
         recording(stop) if experiment.trains else nullcontext() as first,
-        algorithms_timed(config),
     ):
         try:
             outcome = experiment.function(config, step.seed, data, setting.device)
@@ -65,6 +70,8 @@ def carry_out(paper: Paper, step: Step, setting: Setting, stop: bool = False) ->
             error = f"{type(problem).__name__}: {problem}"
             if status == "failed":
                 error += "\n" + "".join(traceback.format_tb(problem.__traceback__)[-2:])
+        finally:
+            cudnn.benchmark = benchmark
     if status != "ok":
         gc.collect()  # a model in a cycle with its error would take memory from the next run
     accelerator.empty_cache(setting.device)
@@ -86,14 +93,9 @@ def carry_out(paper: Paper, step: Step, setting: Setting, stop: bool = False) ->
             for name, timing in outcome.timings.items()
         },
         peak_bytes=outcome.peak_bytes,
-        dataset=None
-        if data is None
-        else {
-            "name": data.record_name,
-            "fingerprint": data.fingerprint,
-            "provenance": data.provenance,
-            "kind": data.kind,
-        },
+        dataset=data
+        and {"name": data.record_name}
+        | {name: getattr(data, name) for name in ("fingerprint", "provenance", "kind")},
         device=describe_device(setting.device),
         versions=library_versions(),
         commit=commit,
@@ -103,22 +105,6 @@ def carry_out(paper: Paper, step: Step, setting: Setting, stop: bool = False) ->
         command=setting.command(paper.key, asked_for),
         first_steps=first.entry if first is not None and (status == "ok" or stop) else None,
     )
-
-
-@contextmanager
-def algorithms_timed(config: Mapping[str, Any]) -> Iterator[None]:
-    """Let cuDNN time its algorithms for each new shape where the configuration says so.
-
-    Where steps are captured in a graph, this is done before.
-    """
-    import torch
-
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = config.get("benchmark", before)
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager
@@ -175,6 +161,7 @@ class Enough(BaseException):
     """All steps that were asked for were made; not an error, and nobody's to catch."""
 
 
+@dataclass
 class FirstSteps:
     """The first steps of a training.
 

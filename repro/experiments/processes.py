@@ -38,9 +38,8 @@ class Workers:
     They leave Ctrl-C to this process, and end when it ends, however that comes.
 
     Args:
-        count: How many; with less than two this process computes itself.
-        each_new: Whether every item gets a process that has computed nothing before: what is
-            measured in it shares no place in memory with earlier work. One is a process, too.
+        count: How many; with less than two this process computes itself, unless `each_new`.
+        each_new: Whether every item gets a process that has computed nothing before.
         threads: That each computes with.
     """
 
@@ -142,12 +141,7 @@ _ANSWER = "answer: "  # libraries may print lines, too
 def in_a_process(
     entry: str, arguments: Sequence[Any], environment: Mapping[str, str] | None = None
 ) -> Any:
-    """Call a function in a new process, and return its result; both ways go by JSON.
-
-    Args:
-        entry: ``module:function``.
-        arguments: Of the function.
-        environment: Variables of the process, besides those of this one.
+    """Call ``module:function`` in a new process; arguments and result go by JSON.
 
     Raises:
         RuntimeError: It failed; the text ends as its error output does, without C++ frames.

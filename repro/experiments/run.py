@@ -159,10 +159,6 @@ def compute(
         runs = arguments.only(runs, kept)
         plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
     if address is not None:
-        if not any("ray" in run.config.values() for _, runs, _ in plans for run in runs):
-            raise UsageError(
-                f"--address is {address!r}, and no run of the plan uses Ray; add --set engine=ray"
-            )
         os.environ[RAY_ADDRESS] = address
     if setting.profile == "paper":
         arguments.require_data([(paper, runs) for paper, runs, _ in plans], setting.root)
@@ -269,6 +265,9 @@ def execute(
         left = {step.key: step for step in steps}
         say = bar.write if interactive else report
         execution = _Execution(paper, setting, store, known, bar, say, interactive, left)
+        for step in steps:
+            if not setting.wants(known.get(step.key)):
+                execution.account(step, (known[step.key], None))
         if workers:
             execution.share(workers)
         execution.finish(own)
@@ -293,7 +292,7 @@ class _Execution:
         of = f" {step}" if step else ""
         self.report(printable(f"{self.paper.key}{of}: {said}"))  # an error may have any text
 
-    def _account(self, step: Step, made: Made) -> None:
+    def account(self, step: Step, made: Made) -> None:
         """Count a run that has ended; nothing where another process is still at it."""
         if made is None:
             return
@@ -322,14 +321,14 @@ class _Execution:
 
     def share(self, workers: Workers) -> None:
         """Give the missing runs that measure nothing to processes."""
-        pairs = [(step, self.known.get(step.key)) for step in self.left.values()]
-        shared = [(s, k) for s, k in pairs if not s.measured and self.setting.wants(k)]
+        steps = [step for step in self.left.values() if not step.measured]
+        shared = [(step, self.known.get(step.key)) for step in steps]
         if len(shared) < 2:
             return
         work = partial(settle, self.paper, self.setting, self.store)
         try:
             for (step, _), made in workers.map(work, shared, lambda _: self.setting.has_time()):
-                self._account(step, made)
+                self.account(step, made)
         except WorkerDied as died:
             self._tell(f"{died}; what is left is computed by this process")
 
@@ -339,11 +338,8 @@ class _Execution:
         while self.left:
             for step in list(self.left.values()):
                 self.bar.say(str(step.run))
-                before = self.known.get(step.key)
-                if before and not self.setting.wants(before):
-                    self._account(step, (before, None))
-                elif self.setting.has_time():
-                    self._account(step, self._made(step, before, own))
+                if self.setting.has_time():
+                    self.account(step, self._made(step, self.known.get(step.key), own))
                 else:
                     self.tally.left += 1
                     del self.left[step.key]
