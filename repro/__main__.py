@@ -214,7 +214,7 @@ def gpu(
 
     The doctor comes first, then the runs that have no record, here or in results/reference, in the
     list's order. Every record is kept as soon as its run ends, and --out has an archive of all of
-    them at any time: unpack it into results/local, then `pack` folds them in. The same command goes
+    them after each piece: unpack it into results/local, then `pack` folds them in. The same command goes
     on where it was ended. $REPRO_COMMIT names the commit where a copy has no git.
     """
     from pathlib import Path
@@ -287,8 +287,8 @@ def pack(
 ) -> None:
     """Fold this machine's records into the reference records.
 
-    Each record goes to results/reference/DEVICE/PROFILE/PAPER.jsonl.gz of its own device, and so do
-    single files that lie in PAPER/ beside it. By default records of all profiles but smoke.
+    Each record goes to results/reference/DEVICE/PROFILE/PAPER.jsonl.gz of its own device.
+    By default records of all profiles but smoke.
     """
     from repro.experiments import PAPERS, load_paper
     from repro.experiments.design import COMPUTING_PROFILES

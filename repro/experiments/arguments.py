@@ -94,8 +94,7 @@ def choose_datasets(
 ) -> dict[str, str]:
     """Choose a dataset for each task of a paper: one asked for by name, else the best at hand.
 
-    Under the profile ``paper`` it is the paper's own, at hand or not (see `require_data`), unless
-    stand-ins are allowed.
+    Under the profile ``paper`` it is the paper's own, at hand or not, unless stand-ins are allowed.
 
     Raises:
         UsageError: A name is unknown, or serves no task of the paper.
@@ -123,36 +122,6 @@ def choose_datasets(
         # A task that nothing can stand in for is left out, and its artefacts say "not run".
         chosen[task] = (asked or [name for name in names if name in present] or [""])[0]
     return chosen
-
-
-def require_data(plans: Iterable[tuple[Paper, Sequence[Run]]], root: str | None = None) -> None:
-    """See that the data of the planned runs are at hand, or can be downloaded.
-
-    Raises:
-        UsageError: Some are not; it names them, what needs them and where to put them.
-    """
-    from repro import datasets
-
-    users: dict[str, str] = {}  # the first run of each dataset
-    for paper, runs in plans:
-        for run in runs:
-            name = (run.config.get("dataset") or {}).get("name")
-            if name is not None and name != datasets.TIMES:
-                users.setdefault(name, f"{paper.key} ({run})")
-    absent = sorted(users.keys() - datasets.available(root).keys())
-    report = datasets.download(absent, root) if absent else {}
-    details = [
-        f"{name} for {users[name]} ({datasets.looked_for(name)}; {' '.join(report[name].split())})"
-        for name in absent
-        if report[name].startswith("not downloaded")
-    ]
-    if details:
-        folders = " or ".join(str(folder) for folder in paths.data_roots(root))
-        raise UsageError(
-            f"data that the papers' own settings take are not at hand: {'; '.join(details)}. Put "
-            f"them into {folders}, in the layouts of data/README.md, or give --data FOLDER; "
-            "--data-stand-in goes on with what is at hand in their place"
-        )
 
 
 def plan(

@@ -23,9 +23,10 @@ from repro.experiments import arguments, find_artefacts, load_paper
 from repro.experiments import run as running
 from repro.experiments.design import SEEDS, Paper, Run, UsageError
 from repro.experiments.processes import WorkerDied, Workers
+from repro.experiments.query import LOCAL, find_source
 from repro.measure.files import replacing
 from repro.measure.host import cores
-from repro.records import RecordStore, local_store, reference_stores
+from repro.records import RecordStore, local_store
 
 LIST = Path(__file__).with_name("gpu.toml")
 ARCHIVE, LOG, DOCTOR = "records.tar.gz", "log.txt", "doctor.json"
@@ -160,15 +161,12 @@ def _recorded(paper: Paper, profile: str, device: str | None) -> set[str]:
     A run that failed elsewhere is tried again, since it may have been mended; one that failed here
     is not.
     """
-    found, local = set(), local_store(profile)
-    stores = [store for (_, of), store in reference_stores().items() if of == profile]
-    for store in (*stores, local):
-        for record in store.read(paper.key)[0]:
-            experiment = paper.experiments.get(record.experiment)
-            if experiment is None or record.version != experiment.version:
-                continue
-            ours = not experiment.measured(record.config) or device in (None, record.device["name"])
-            if ours and (store is local or record.status != "failed"):
+    found = set()
+    for (where, _), records in find_source(paper, profile).records.items():
+        for record in records:
+            measured = paper.experiments[record.experiment].measured(record.config)
+            ours = not measured or device in (None, record.device["name"])
+            if ours and (where == LOCAL or record.status != "failed"):
                 found.add(record.identity)
     return found
 

@@ -146,6 +146,8 @@ def compute(
     Raises:
         UsageError: A choice is none, or the machine lacks something that all runs need.
     """
+    from repro.datasets import DatasetError
+
     if setting.device != "cpu" and (workers or 1) > 1:
         raise UsageError(
             f"--workers is {workers}, and runs on {setting.device} share its memory: leave it "
@@ -160,10 +162,14 @@ def compute(
         plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
     if address is not None:
         os.environ[RAY_ADDRESS] = address
-    if setting.profile == "paper":
-        arguments.require_data([(paper, runs) for paper, runs, _ in plans], setting.root)
-    for paper, runs, _ in plans:
-        survey(paper, runs, setting, local_store(setting.profile))
+    try:
+        for paper, runs, _ in plans:
+            survey(paper, runs, setting, local_store(setting.profile))
+    except DatasetError as lacking:
+        if setting.profile != "paper":
+            raise
+        advice = "--data-stand-in goes on with what is at hand in its place"
+        raise UsageError(f"{lacking}; {advice}") from lacking
     failed = 0
     with Workers(workers or default_count(setting.profile, setting.device)) as side_by_side:
         for paper, runs, used in plans:

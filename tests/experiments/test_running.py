@@ -330,27 +330,16 @@ class TestChoice:
         monkeypatch.setenv(arguments.STAND_IN, "0")
         assert arguments.choose_datasets(load_paper("mbs"), "paper")["segmentation"] == "carvana"
 
-    def test_what_lacks_is_named_with_where_to_put_it(self, present, monkeypatch):
+    def test_what_lacks_is_named_with_the_way_on(self, present, tmp_path, monkeypatch):
         present("cifar100")
-        asked = []
-
-        def download(names, root):
-            asked.extend(names)
-            return {"imagenet": "not downloaded: image-net.org gives it to registered users only"}
-
-        monkeypatch.setattr(datasets, "download", download)
+        monkeypatch.setenv("REPRO_DATA", str(tmp_path))
+        monkeypatch.setattr(
+            "urllib.request.urlopen", lambda *a, **k: (_ for _ in ()).throw(OSError)
+        )
         paper = load_paper("dualbatch")
-        chosen = arguments.choose_datasets(paper, "paper")
-        small = arguments.plan(paper, [paper.artefacts["table5"]], "paper", chosen)
-        arguments.require_data([(paper, small)])  # CIFAR's artefacts do not wait for ImageNet
-        assert asked == []
-        runs = arguments.plan(paper, paper.artefacts.values(), "paper", chosen)
-        with pytest.raises(UsageError) as caught:
-            arguments.require_data([(paper, runs)])
-        assert asked == ["imagenet"]
-        for part in ("imagenet for dualbatch (train ImageNet", "registered users", "meta.bin",
-                     "data/README.md", "--data-stand-in"):  # fmt: skip
-            assert part in str(caught.value)
+        named = [(paper, [paper.artefacts["table7"]])]
+        with pytest.raises(UsageError, match=r"imagenet.*--data-stand-in goes on"):
+            running.compute(named, Setting("paper", "cpu"))
 
 
 class TestArguments:
