@@ -79,17 +79,9 @@ def cache_dir() -> Path:
 
 
 def results_dir() -> Path:
-    """The folder of records: `$REPRO_RESULTS`, else `results`.
-
-    Raises:
-        OSError: The path is invalid.
-    """
+    """The folder of records: `$REPRO_RESULTS`, else `results`."""
     given = os.environ.get("REPRO_RESULTS")
-    try:
-        return Path(given).expanduser().resolve() if given else (home() / "results").resolve()
-    except RuntimeError as error:  # an unknown user, or links in a circle
-        text = f"$REPRO_RESULTS cannot be followed ({error}); name another folder"
-        raise FileNotFoundError(errno.ENOENT, text, given or "results") from error
+    return Path(given).expanduser().resolve() if given else (home() / "results").resolve()
 
 
 def reference_dirs() -> list[Path]:
@@ -124,12 +116,8 @@ def checkout_state() -> tuple[str | None, bool | None]:
     top = git("rev-parse", "--show-toplevel")
     if top is None or Path(os.fsdecode(top).removesuffix("\n")).resolve() != ROOT.resolve():
         return None, None
-    commit = git("rev-parse", "HEAD")
-    changes = git("status", "--porcelain", "--untracked-files=no")
-    return (
-        commit.decode().strip() if commit else None,
-        bool(changes) if changes is not None else None,
-    )
+    commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "-uno")
+    return commit.decode().strip() if commit else None, None if changes is None else bool(changes)
 
 
 def built_from() -> tuple[str | None, bool | None]:

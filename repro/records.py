@@ -144,11 +144,7 @@ _NEEDED: dict[str, Callable[[Any], bool]] = {
 
 
 def _parsed(text: bytes, where: str, advice: str, paper: str | None) -> Record:
-    """Return a record from JSON; `paper` is the only one that it may be of.
-
-    Raises:
-        RecordError: It is no record; names `where` and ends in `advice`.
-    """
+    """Return a record from JSON; `paper` is the only one that it may be of."""
     try:
         content = json.loads(text.decode())
         if not isinstance(content, dict) or set(content) != set(Record.__annotations__):
@@ -173,11 +169,7 @@ def _line(record: Record) -> str:
 
 
 def read_record(path: Path, paper: str | None = None) -> Record:
-    """Read one record, optionally of one paper; read again only if the file has changed.
-
-    Raises:
-        RecordError: The file is not JSON, lacks a field or is of another schema or paper.
-    """
+    """Read one record, optionally of one paper; read again only if the file has changed."""
     records, problems = _read(path, paper)
     if problems:
         raise problems[0]
@@ -278,11 +270,7 @@ class RecordStore:
         return sorted(records.values(), key=lambda r: (r.finished, r.key)), [*wrong, *problems]
 
     def find(self, paper: str, experiment: str, key: str) -> Record | None:
-        """Return the current record, or None.
-
-        Raises:
-            RecordError: Its file is no record.
-        """
+        """Return the current record, or None."""
         path = self.path(paper, experiment, key)
         if not os.path.lexists(path):
             packed, _ = _read(self.packed(paper), paper)
@@ -310,11 +298,8 @@ class RecordStore:
         The single files are removed once the packed file has been written and read back. If there
         are several records of one key, the newest counts.
 
-        Returns:
-            Number of records that are new in the packed file, or newer than before.
-
-        Raises:
-            RecordError: A file cannot be read or written. No record is lost.
+        Returns the number of records that are new there, or newer than before. Where a file cannot
+        be read or written (`RecordError`), no record is lost.
         """
         records = list(records)
         if not records and not self.folder.is_dir():
@@ -367,11 +352,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def check_writable(folder: Path, what: str, advice: str) -> None:
-    """Write a file of some size into a folder, made if missing, and remove the file again.
-
-    Raises:
-        RecordError: Writing fails; the text names `what` and ends in `advice`.
-    """
+    """Refuse a folder, made if missing, into which no file of some size can be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -404,11 +385,7 @@ def pack_reference(papers: Iterable[str], profiles: Iterable[str]) -> list[tuple
 
     A record goes to ``results/reference/DEVICE/PROFILE/PAPER.jsonl.gz`` of its own device.
 
-    Returns:
-        Each packed file that received records, and the number of new or newer records in it.
-
-    Raises:
-        RecordError: A record cannot be read, or a file cannot be written.
+    Returns each packed file that received records, and the number of new or newer ones in it.
     """
     packed = []
     for profile, paper in itertools.product(profiles, papers):

@@ -141,7 +141,9 @@ add(("report", "--output", "~nobody-of-that-name/x.html"), "home directory", "gi
 for command in (FIGURE, ("report",), ("notebooks",)):
     add(command, "/proc/none", REPRO_RESULTS="/proc/none/results")
     add(command, "{root}"[:0], REPRO_RESULTS="{root}/file/below")
-add(("status",), "~", "name another folder", REPRO_RESULTS="~nobody-of-that-name/results")
+add(
+    ("status",), "home directory", "give another path", REPRO_RESULTS="~nobody-of-that-name/results"
+)
 
 # Notebooks.
 for name in ("99_none", "../01_tiny", ""):

@@ -28,13 +28,10 @@ def test_scikit_images_values(shape, data_range):
         assert float(value) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "data_range"), [((2, 3, 4, 5), 1.0), ((1, 3, 4, 4), 1.0), ((2, 3, 4, 4), 0),
-                              ((2, 3, 4, 4), float("nan"))],
-)  # fmt: skip
-def test_wrong_arguments(shape, data_range):
-    with pytest.raises(ValueError, match=r"give equal shapes and a range above 0"):
-        psnr(torch.zeros(2, 3, 4, 4), torch.zeros(shape), data_range)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 4)])
+def test_wrong_arguments(shape):
+    with pytest.raises(ValueError, match="differ"):
+        psnr(torch.zeros(2, 3, 4, 4), torch.zeros(shape))
 
 
 class Stretched(nn.Module):

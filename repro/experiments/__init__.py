@@ -56,8 +56,8 @@ def find_targets(targets: Sequence[str] | None) -> list[tuple[Paper, list[Artefa
     """
     if not targets:
         raise UsageError(
-            "name what to run: PAPER, PAPER/ARTEFACT (python -m repro list names them), or all, "
-            f"which is {', '.join(PAPERS)}; all takes some 25 minutes on two cores by profile quick"
+            "name what to run: PAPER, PAPER/ARTEFACT (python -m repro list names them), or all: "
+            f"{', '.join(PAPERS)}"
         )
     grouped: dict[str, tuple[Paper, list[Artefact]]] = {}
     for target in PAPERS if "all" in targets else targets:

@@ -44,9 +44,6 @@ def check_device(device: str) -> str:
     """Return the one name of a device that is present: ``cpu``, or ``cuda:0``, ``cuda:1``, ...
 
     Any accelerator will do that torch has a module for.
-
-    Raises:
-        UsageError: There is no such device.
     """
     from repro.measure import accelerator
 
@@ -95,9 +92,6 @@ def choose_datasets(
     """Choose a dataset for each task of a paper: one asked for by name, else the best at hand.
 
     Under the profile ``paper`` it is the paper's own, at hand or not, unless stand-ins are allowed.
-
-    Raises:
-        UsageError: A name is unknown, or serves no task of the paper.
     """
     from repro import datasets
 
@@ -137,11 +131,7 @@ Choices = Sequence[tuple[str, str]]
 
 
 def parse_choices(texts: Sequence[str] | None) -> Choices:
-    """Read texts ``KEY=VALUE``.
-
-    Raises:
-        UsageError: One has no equals sign.
-    """
+    """Read texts ``KEY=VALUE``."""
     pairs = []
     for text in texts or ():
         key, _, value = text.partition("=")
@@ -155,9 +145,6 @@ def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
     """Return the runs whose configuration has one of the values of every key that is named.
 
     A key may be ``OUTER.INNER``; several values of one key admit any of them.
-
-    Raises:
-        UsageError: No run has that key, or that value of it.
     """
     kept = list(runs)
     for key in dict.fromkeys(key for key, _ in choices):
@@ -191,9 +178,6 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
     """Return the runs, each once, with other values in their configurations.
 
     A key may be ``OUTER.INNER``; a value is read as JSON where it is such.
-
-    Raises:
-        UsageError: No run has that key, the value is of another type, or not allowed.
     """
     for key, text in choices:
         present = [value for run in runs if _is_plain(value := value_of(run, key))]
@@ -248,11 +232,7 @@ def _parsed(text: str) -> Any:
 
 
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
-    """Read a number of seeds (``3`` is 0, 1, 2) or a list (``0,5,7`` or ``5,``); None stays None.
-
-    Raises:
-        UsageError: The text is neither.
-    """
+    """Read a number of seeds (``3`` is 0, 1, 2) or a list (``0,5,7``, ``5,``); None stays None."""
     if text is None or not str(text).strip():
         return None
     text = str(text)  # a notebook may have a number for it

@@ -190,14 +190,6 @@ class Claim:
     # artefact has it.
     why_of: str = ""
 
-    def __post_init__(self) -> None:
-        allowed = (self.kind in KINDS, self.rule in _RULES, self.over in ("all", "any"))
-        if not all((*allowed, self.expect in WORDS, self.written.tzinfo is not None)):
-            raise ValueError("its kind, rule, over, expect or written is not one")
-        needed = self.rule in ("same", "at_most", "at_least")
-        if needed != (self.margin is not None) or (needed and not self.margin_source):
-            raise ValueError("a sameness, and nothing else, has a margin and its margin_source")
-
     def under(self, profile: str) -> Claim:
         """Return the claim with the expectation under a profile."""
         if profile != LONG or self.long is None:
@@ -275,9 +267,6 @@ def claims_of(paper: str) -> dict[str, dict[str, Claim]]:
 
     Above its rows the file has when they were ``written``, which a row may say of itself, and the
     folders of reference records that were ``seen`` then.
-
-    Raises:
-        ValueError: A row is not one; the text names it.
     """
     content = dict(paper_toml(paper)["claims"])
     written, _ = content.pop("written"), content.pop("seen")
@@ -285,10 +274,7 @@ def claims_of(paper: str) -> dict[str, dict[str, Claim]]:
     for artefact, rows in content.items():
         for key, row in rows.items():
             judged = {name: value for name, value in row.items() if name not in NOTES}
-            try:
-                made = Claim(**{"key": key, "written": written, **judged})
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{paper}/paper.toml, [{artefact}.{key}]: {error}") from error
+            made = Claim(**{"key": key, "written": written, **judged})
             by_artefact.setdefault(artefact, {})[key] = made
     return by_artefact
 
@@ -415,11 +401,7 @@ def artefact(
 ) -> Artefact:
     """Return an artefact with its texts from ``[artefacts.NAME]`` of ``PAPER/paper.toml``.
 
-    Args:
-        paper: Its key.
-        name: Of the artefact.
-        checks: By the key under which the file has their texts.
-        functions: The further attributes of `Artefact`.
+    The file has the texts of its checks by key; `functions` are its further attributes.
     """
     row = paper_toml(paper)["artefacts"][name]
     facts = tuple(Check(row["checks"][key], test) for key, test in (checks or {}).items())

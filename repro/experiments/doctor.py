@@ -28,21 +28,7 @@ Facts = dict[str, Any]
 def examine(
     device: str, root: str | None = None, tell: Callable[[str], None] = lambda line: None
 ) -> Facts:
-    """Find out all about this machine; less than two minutes on two free cores.
-
-    Args:
-        device: Its one name, such as ``cpu`` or ``cuda:0``.
-        root: Folder searched first for datasets.
-        tell: Called with a line before each self-test.
-
-    Returns:
-        JSON values: `software`, `host`, `device`, `data`, `selftests`, `failed` (how many of
-        them), `problems` (parts that could not be examined), `to_do` (things missing, and the
-        action for each), `seconds`.
-
-    Raises:
-        UsageError: `root` or `$REPRO_DATA` is no folder.
-    """
+    """Find out all about this machine, as JSON values; less than two minutes on two free cores."""
     start, problems = time.perf_counter(), []
     facts: Facts = {"software": software(), "host": host(), "selftests": []}
     for name, find, otherwise in (

@@ -48,11 +48,7 @@ _FLOWERS = 8_189  # of Flowers-102, in all its splits
 
 
 def imagined_data(wanted: Mapping[str, Any]) -> ImageData:
-    """Return a dataset of the shape that `repro.datasets.load` gives; see `imagined`.
-
-    Args:
-        wanted: The ``dataset`` of a run's configuration.
-    """
+    """Return a dataset of the shape that `repro.datasets.load` gives for ``config["dataset"]``."""
     name, size = wanted["name"], wanted.get("image_size")
     phantom = name == "phantom"
     train, test, classes, sides = (
@@ -162,17 +158,7 @@ def try_runs(
     kept: arguments.Choices,
     tell: Callable[[str], None],
 ) -> list[dict[str, str]]:
-    """Try the first steps of runs with the papers' own data, at hand or not; a row for each.
-
-    Args:
-        named: Papers with some of their artefacts.
-        setting: Profile (``gpu`` or ``paper``) and changes of the runs.
-        kept: Keys and values of ``--only``; see `arguments.only`.
-        tell: Called with each run's name before it is tried.
-
-    Raises:
-        UsageError: The profile or a choice is none of those.
-    """
+    """Try the first steps of runs with the papers' own data, at hand or not; a row for each."""
     profile, rows = setting.profile, []
     if profile not in ("gpu", "paper"):
         raise UsageError(

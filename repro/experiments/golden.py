@@ -44,14 +44,8 @@ def verify(
 ) -> Iterator[tuple[str, bool | None]]:
     """Compute reference records again; yield a line on each, and whether it agrees.
 
-    None stands for a record that could not be compared.
-
-    Args:
-        papers: Of the records.
-        everything: Whether all records are computed again, and not just those of `golden`.
-        profile: Only records of this one.
-        device: Only records of this device folder, or ``local``; see `find_source`.
-        root: Folder searched first for datasets.
+    None stands for a record that could not be compared. With `everything` all records are computed
+    again, and not just those of `golden`; profile and device are those of `find_source`.
     """
     chosen: list[Record] = []
     for paper in papers:
@@ -102,9 +96,9 @@ def golden(paper: Paper, records: Sequence[Record], root: str | None = None) -> 
     a strategy, that no chosen record has.
     """
     chosen: list[Record] = []
+    here = [record for record in _here(records, root) if record.status == "ok"]
     for name, experiment in paper.experiments.items():
-        found = [r for r in records if r.experiment == name and r.status == "ok"]
-        found = _here(found, root)
+        found = [record for record in here if record.experiment == name]
         cost = {r.key: _seconds(experiment, r, records) for r in found}
         found.sort(key=lambda r: (not _is_alike(r) or cost[r.key] > WHOLE_S, cost[r.key], r.key))
         shown: set[tuple[str, Any]] = set()
@@ -171,9 +165,7 @@ def _again(
 def computed_again(paper: Paper, record: Record, root: str | None = None) -> str:
     """Compute a record again, whose data and device are here; name the metrics that were compared.
 
-    Raises:
-        Differs: Something else came out.
-        NotCompared: Nothing can be compared.
+    `Differs` where something else came out, `NotCompared` where nothing can be compared.
     """
     experiment, data = paper.experiments[record.experiment], load(record.config, root)
     if (data.fingerprint if data else None) != (record.dataset or {}).get("fingerprint"):
@@ -265,11 +257,7 @@ def _without(metrics: Any, timed: Sequence[str]) -> Any:
 
 
 def compare(name: str, before: Any, after: Any, closeness: float) -> None:
-    """Compare values, floating-point numbers to a relative closeness.
-
-    Raises:
-        Differs: They differ; the first place is named.
-    """
+    """Compare values, floating-point numbers to a relative closeness; `Differs` names the place."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in {**before, **after}:
             if key not in before or key not in after:

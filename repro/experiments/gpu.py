@@ -94,15 +94,7 @@ def _count(runs: Sequence[Run]) -> int:
 
 
 def read(path: Path, only: Sequence[str] = ()) -> list[Piece]:
-    """Read a list of pieces.
-
-    Args:
-        path: TOML with tables ``[[piece]]`` of `Piece`'s attributes.
-        only: Names of pieces, papers or artefacts; all by default.
-
-    Raises:
-        UsageError: It cannot be read, or nothing has one of these names.
-    """
+    """Read a list of pieces in TOML, or only those of some names, papers or artefacts."""
     try:
         pieces = [Piece(**row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["piece"]]
         named = {p: {p.name, p.artefact, p.artefact.partition("/")[0]} for p in pieces}
@@ -124,9 +116,6 @@ def plan(
 
     Records of this machine and those under ``results/reference`` count. A measurement counts if it
     is of a device with the name of this one, or of any where `device` is None.
-
-    Raises:
-        UsageError: A piece names an artefact, experiment or value that does not exist.
     """
     from repro import datasets
     from repro.measure import describe_device
@@ -180,19 +169,8 @@ def compute(
 ) -> bool:
     """Run the doctor, then compute missing records until the time is over.
 
-    Args:
-        pieces: In the order of their value.
-        setting: Profile, device and the folder of datasets.
-        minutes: From now on; nothing begins that is not expected to end by then.
-        folder: For the archive, the log and the doctor's findings, which are not made anew where
-            they are there.
-        tell: Told of each piece.
-
-    Returns:
-        Whether no piece failed, as far as there was time and data for it.
-
-    Raises:
-        UsageError: See `plan`, or there is no time.
+    The folder gets the archive, the log and the doctor's findings, which are not made anew where
+    they are there. Returns whether no piece failed, as far as there was time and data for it.
     """
     if not 0 < minutes < 10_000:
         raise UsageError(f"--minutes is {minutes:g}; give a number above 0 and below 10,000")
@@ -238,10 +216,9 @@ def compute(
 def _compute(
     key: str, setting: running.Setting, at_once: int, limit_s: float, log: Path, runs: list[Run]
 ) -> tuple[str, bool]:
-    """Carry out runs in a process that is there for them alone, which ends itself at the limit.
+    """Carry out runs in a process of their own, which ends itself at the limit.
 
-    Returns:
-        A line on them, and whether none failed.
+    Returns a line on them, and whether none failed.
     """
     ending = threading.Timer(limit_s, lambda: os.killpg(os.getpgrp(), signal.SIGKILL))
     ending.daemon = True

@@ -76,11 +76,7 @@ class BySeed(list[float]):
 
 
 def judging_seeds(cells: Sequence[BySeed]) -> list[int]:
-    """Return the seeds that all cells have; those after the first look alone, where there are any.
-
-    Raises:
-        NotRun: No seed is in all of them.
-    """
+    """Return the seeds that all cells have; where there are any, those after the first look."""
     common = set(cells[0].seeds).intersection(*(cell.seeds for cell in cells[1:]))
     if not common:
         raise NotRun("no records" if not all(cells) else "no seed was trained in all cells")
@@ -223,10 +219,6 @@ def paired_ratio(first: Cell, second: Cell, digits: int = 2, *, trials: str = "r
     """Return the ratio of times that were taken in turns, first over second, round by round.
 
     A slow spell of the machine meets both values of a round, and drops out of their ratio.
-
-    Raises:
-        NotRun: One of them is empty.
-        ValueError: They are not of one length, or a value is not above 0.
     """
     if len(first) and len(second) and len(first) != len(second):
         raise ValueError(f"{len(first)} values cannot pair with {len(second)}")
@@ -324,9 +316,6 @@ def equivalence(name: str, ours: Estimate, margin: float, *, side: int = 0) -> P
         ours: A - B, or A over B.
         margin: Above 0: of a difference in its unit, of a ratio as a share (0.05 for 5 %).
         side: 0; 1 for "at most so far above", -1 for "at most so far below".
-
-    Raises:
-        ValueError: The margin is not above 0.
     """
     if not margin > 0:
         raise ValueError(f"margin is {margin}; give what still counts as the same, above 0")

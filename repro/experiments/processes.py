@@ -65,10 +65,7 @@ class Workers:
     ) -> Iterator[tuple[Item, Result]]:
         """Yield each item and what `function` returns for it, as they end.
 
-        Args:
-            function: Of a module's top level, as items and results go through pickle.
-            items: Handed out in this order, as processes are free.
-            goes_on: Asked before an item is handed out; where it says no, none is any more.
+        `goes_on` is asked before an item is handed out; where it says no, none is any more.
 
         Raises:
             WorkerDied: One was killed; all others are ended, and later calls start anew.
@@ -169,11 +166,7 @@ def in_a_process(
 
 @contextmanager
 def locked(record: Path) -> Iterator[bool]:
-    """Lock the run of a record; yield False where another process or thread computes it.
-
-    Raises:
-        OSError: The lock file beside the record cannot be made, or the file system has no locks.
-    """
+    """Lock the run of a record; yield False where another process or thread computes it."""
     path = record.with_name(f".{record.stem}.lock")
     lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
     try:

@@ -96,11 +96,7 @@ class Results:
         return next(iter(self.ok(experiment, **config)), None)
 
     def need(self, experiment: str, **config: Any) -> Record:
-        """Return the first of `ok`.
-
-        Raises:
-            NotRun: There is none.
-        """
+        """Return the first of `ok`; `NotRun` where there is none."""
         if (record := self.first(experiment, **config)) is None:
             raise NotRun("no records")
         return record
@@ -122,9 +118,6 @@ class Results:
         """Return a measurement, of several processes as one record; see `of_processes`.
 
         Under `long`, or with `several`, one process alone has one sample of each timing, too.
-
-        Raises:
-            NotRun: There is none.
         """
         self.need(experiment, **config)
         return of_processes(self.ok(experiment, **config), several or self.profile == LONG)
@@ -141,11 +134,7 @@ class Results:
 
 
 def one_machine(records: Sequence[Record]) -> Sequence[Record]:
-    """Return the records if their times compare: all are of one device.
-
-    Raises:
-        NotRun: They are of several devices: a ratio of their times would compare those.
-    """
+    """Return the records; `NotRun` where they are of several devices, so that times differ."""
     devices = sorted({record.device["name"] for record in records})
     if len(devices) > 1:
         raise NotRun(
@@ -255,9 +244,6 @@ def find_source(
             best of each artefact.
         device: ``local``, or a folder under ``results/reference``; by default all of them.
         local: Whether this machine's own records count.
-
-    Raises:
-        UsageError: There is no such device folder.
     """
     references = {
         at: store for at, store in reference_stores().items() if at[1] in COMPUTING_PROFILES
@@ -286,9 +272,6 @@ def results_of(artefact: Artefact, source: Source, changes: Choices = ()) -> Res
     those nearest the paper, once more than half of its runs have some, and some of every
     experiment; until then they are in `Results.gpu`, beside a reference. The datasets are those of
     the records, so that an artefact is shown as it was computed, whichever data is at hand now.
-
-    Raises:
-        UsageError: The changes, of the runs by ``--set``, do not fit them.
     """
     if artefact.parts:
         parts = [source.paper.artefacts[name] for name in artefact.parts]

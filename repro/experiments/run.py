@@ -131,20 +131,9 @@ def compute(
 ) -> int:
     """Compute the records that are not there yet; everything is checked before anything runs.
 
-    Args:
-        named: Papers with some of their artefacts.
-        setting: Where and how.
-        kept: Keys and values of ``--only``; see `arguments.only`.
-        wanted: Datasets by name, instead of the best at hand.
-        address: Of a Ray cluster.
-        workers: Processes for runs that measure nothing.
-        tell: Called with a line on each paper.
-
-    Returns:
-        How many runs failed, now or before, or were left out.
-
-    Raises:
-        UsageError: A choice is none, or the machine lacks something that all runs need.
+    `kept` is of ``--only``; `wanted` are datasets, instead of the best at hand; `address` is of a
+    Ray cluster; `workers` are processes for runs that measure nothing; `tell` gets a line on each
+    paper. Returns how many runs failed, now or before, or were left out.
     """
     from repro.datasets import DatasetError
 
@@ -184,11 +173,8 @@ def survey(
 ) -> tuple[list[Step], dict[str, Record]]:
     """Return all steps of a plan, seed by seed, and the records that there are, by key.
 
-    Where something is left to compute, it is made sure that its records can be written.
-
-    Raises:
-        RecordError: Records cannot be written, or something else lies in the place of one.
-        UsageError: The device is not there.
+    Where something is left to compute, a `RecordError` says that its records cannot be written, or
+    that something else lies in the place of one.
     """
     steps = _steps(paper, runs, setting)
     records, problems = store.read(paper.key)
@@ -241,18 +227,12 @@ def execute(
 ) -> Tally:
     """Carry out the runs that have no record yet; each writes its record as it ends.
 
-    Running out of memory and failing are results and are recorded; the others go on. Shows a
-    progress bar on a terminal, and a line per computed run elsewhere; both say why a run failed,
-    now or before. Runs that need a library that is not installed are left out, without a record. A
-    run that another process computes is waited for at the end (see `locked`), and computed here
-    if that process dies.
+    Running out of memory and failing are results and are recorded; the others go on. Runs that need
+    a library that is not installed are left out, without a record. A run that another process
+    computes is waited for at the end (see `locked`), and computed here if that process dies.
     Runs that measure nothing are given to `workers`, where there are any; all others follow when
     those have ended, one at a time in this process. Under `long` each measurement has a process of
     its own, as processes repeat it, unless its experiment `shares`.
-
-    Raises:
-        UsageError: The device is not there, or the machine lacks something that a run needs.
-        RecordError: Records cannot be written.
     """
     import torch
 
@@ -371,13 +351,10 @@ class _Execution:
 def settle(
     paper: Paper, setting: Setting, store: RecordStore, work: tuple[Step, Record | None]
 ) -> Made:
-    """Compute a run and write its record, unless another process does or did so.
+    """Compute a run, with the record that it had before, and write its record.
 
-    `work` is the run, and the record that it had when all were looked through.
-
-    Returns:
-        The record and the seconds that it took, None where another process has made it since; the
-        error where a library is not installed; nothing while another process computes it.
+    Returns the record and the seconds that it took, None where another process has made it since;
+    the error where a library is not installed; nothing while another process computes it.
     """
     from repro.measure import accelerator
 

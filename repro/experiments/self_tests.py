@@ -203,12 +203,7 @@ TESTS = (
 
 
 def run(test: SelfTest, device: str) -> dict[str, Any]:
-    """Run a self-test, whose error is a result.
-
-    Returns:
-        JSON values: `paper`, `text`, `status` (``ok``, ``failed``), `tolerance`, `difference` (None
-        where there is none, or where it is not finite), `why`.
-    """
+    """Run a self-test, whose error is a result, in JSON values."""
     difference = math.nan
     try:
         with (
