@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro import paths
 from repro.experiments import judge
-from repro.experiments.judge import WORDS, Case, Cases, Estimate, Exact, NotRun, Part, Verdict
+from repro.experiments.judge import Case, Cases, Estimate, Exact, NotRun, Part, Verdict
 from repro.records import identity
 
 if TYPE_CHECKING:
