@@ -148,7 +148,7 @@ def _parsed(text: bytes, where: str, advice: str, paper: str | None) -> Record:
     try:
         content = json.loads(text.decode())
         if not isinstance(content, dict) or set(content) != set(Record.__annotations__):
-            raise ValueError(f"it has {sorted(content) if isinstance(content, dict) else text[:9]}")
+            raise ValueError(f"it has {sorted(content) if isinstance(content, dict) else content}")
         wrong = [
             name
             for name, kinds in _TYPES.items()

@@ -1,8 +1,8 @@
 """The golden rerun: records are computed again and compared, so that a changed result is noticed.
 
 On the kind of processor that made a record, everything but times is compared to the bit. On another
-kind, rounding differs and grows along a training: the losses of its first two steps are compared to
-1e-3 and its plan, and everything else completely, to 1e-5. A run of more than a minute is compared
+kind, rounding differs and grows along a training: the losses of its first three steps are compared
+to 1e-3 and its plan, and everything else completely, to 1e-5. A run of more than a minute is compared
 by its first steps alone.
 """
 
@@ -21,7 +21,7 @@ from repro.experiments.run import Setting, Step, seconds_of
 from repro.records import Record, library_versions
 
 CLOSE = 1e-5  # relative, on another kind of processor
-SECOND = 2, 1e-3  # steps of a training that are compared there, relative
+FIRST = 3, 1e-3  # steps of a training that are compared there, relative
 NOTHING = 1e-8  # absolute, on another kind of processor: errors of gradients are rounding alone
 WHOLE_S = 60  # a run that took longer is compared by its first steps
 FURTHER_S = 3  # a further record of an experiment is chosen only where it took at most this long
@@ -232,7 +232,7 @@ def _run(paper: Paper, record: Record, root: str | None, stop: bool) -> Record:
 
 def _compare_steps(before: Mapping[str, Any], after: Mapping[str, Any] | None, alike: bool) -> str:
     """Compare the losses of first steps, and the weights after them where bits are the same."""
-    count, tolerance = (len(before["losses"]), 0.0) if alike else SECOND
+    count, tolerance = (len(before["losses"]), 0.0) if alike else FIRST
     if after is None:
         raise Differs(f"the training ends before step {len(before['losses'])}")
     for number, (one, now) in enumerate(zip(before["losses"], after["losses"], strict=True), 1):

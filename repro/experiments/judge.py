@@ -222,8 +222,8 @@ def paired_ratio(first: Cell, second: Cell, digits: int = 2, *, trials: str = "r
     """
     if len(first) and len(second) and len(first) != len(second):
         raise ValueError(f"{len(first)} values cannot pair with {len(second)}")
-    cells = [BySeed(cell, range(len(cell))) for cell in (first, second)]
-    return ratio(*cells, digits, trials=trials)
+    ours, theirs = (BySeed(cell, range(len(cell))) for cell in (first, second))
+    return ratio(ours, theirs, digits, trials=trials)
 
 
 def mean_of(

@@ -188,7 +188,7 @@ class TestComparison:
         drifted = training.metrics | {"losses": [0.0]}
         rounded = replace(far, first_steps=steps, metrics=drifted)
         said = computed_again(paper, rounded)
-        assert said == "to 1e-05 (another kind of processor): first 2 steps to 0.001, updates"
+        assert said == "to 1e-05 (another kind of processor): first 3 steps to 0.001, updates"
         with pytest.raises(Differs, match="the loss of step 1"):
             computed_again(paper, replace(training, first_steps=steps))
         wrong = steps | {"losses": [near[0], [2 * near[1][0]], *near[2:]]}
