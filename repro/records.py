@@ -148,7 +148,8 @@ def _parsed(text: bytes, where: str, advice: str, paper: str | None) -> Record:
     try:
         content = json.loads(text.decode())
         if not isinstance(content, dict) or set(content) != set(Record.__annotations__):
-            raise ValueError(f"it has {sorted(content) if isinstance(content, dict) else content}")
+            given = sorted(content) if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"it has {given}")
         wrong = [
             name
             for name, kinds in _TYPES.items()

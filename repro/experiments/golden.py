@@ -1,9 +1,9 @@
 """The golden rerun: records are computed again and compared, so that a changed result is noticed.
 
 On the kind of processor that made a record, everything but times is compared to the bit. On another
-kind, rounding differs and grows along a training: the losses of its first three steps are compared
-to 1e-3 and its plan, and everything else completely, to 1e-5. A run of more than a minute is compared
-by its first steps alone.
+kind, rounding differs and grows along a training: its plan is compared, and the losses of its first
+three steps to 1e-3; everything else completely, to 1e-5. A run of more than a minute is compared by
+its first steps alone.
 """
 
 import json
