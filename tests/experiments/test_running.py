@@ -337,8 +337,8 @@ class TestChoice:
             "urllib.request.urlopen", lambda *a, **k: (_ for _ in ()).throw(OSError)
         )
         paper = load_paper("dualbatch")
-        named = [(paper, [paper.artefacts["table7"]])]
-        with pytest.raises(UsageError, match=r"imagenet.*--data-stand-in goes on"):
+        named = [(paper, [paper.artefacts["table5"]])]
+        with pytest.raises(UsageError, match=r"(?s)cifar100.*--data-stand-in goes on"):
             running.compute(named, Setting("paper", "cpu"))
 
 
