@@ -93,8 +93,9 @@ def carry_out(paper: Paper, step: Step, setting: Setting, stop: bool = False) ->
             for name, timing in outcome.timings.items()
         },
         peak_bytes=outcome.peak_bytes,
-        dataset=data
-        and {"name": data.record_name}
+        dataset=None
+        if data is None
+        else {"name": data.record_name}
         | {name: getattr(data, name) for name in ("fingerprint", "provenance", "kind")},
         device=describe_device(setting.device),
         versions=library_versions(),
