@@ -38,13 +38,13 @@ class Workers:
     They leave Ctrl-C to this process, and end when it ends, however that comes.
 
     Args:
-        count: How many; with less than two this process computes itself, unless `each_new`.
+        count: How many, of one thread each; with less than two this process computes itself, unless
+            `each_new`.
         each_new: Whether every item gets a process that has computed nothing before.
-        threads: That each computes with.
     """
 
-    def __init__(self, count: int, each_new: bool = False, threads: int = 1) -> None:
-        self.count, self._threads = count, threads
+    def __init__(self, count: int, each_new: bool = False) -> None:
+        self.count = count
         self._most_items = 1 if each_new else None
         self._pool: concurrent.futures.ProcessPoolExecutor | None = None
 
@@ -80,7 +80,7 @@ class Workers:
                 self.count,
                 spawning,
                 _begin,
-                (ends, self._threads),
+                (ends,),
                 max_tasks_per_child=self._most_items,
             )
         try:
@@ -116,10 +116,10 @@ def default_count(profile: str, device: str) -> int:
     return 2 if device == "cpu" and profile in ("quick", "long") and cores() > 1 else 1
 
 
-def _begin(ends: Connection, threads: int) -> None:
+def _begin(ends: Connection) -> None:
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgrp()  # with what it starts, which ignores Ctrl-C, too
     threading.Thread(target=_end_with, args=(ends,), daemon=True).start()

@@ -246,7 +246,7 @@ def execute(
     interactive = sys.stderr.isatty()
     with (
         Bar(paper.key, len(steps), shown=interactive) as bar,
-        Workers(1, each_new=True, threads=torch.get_num_threads()) as own,
+        Workers(1, each_new=True) as own,
     ):
         left = {step.key: step for step in steps}
         say = bar.write if interactive else report
