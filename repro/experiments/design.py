@@ -385,10 +385,9 @@ class Artefact:
 
 def _shortcomings(results: Results) -> Iterable[str]:
     """Yield a sentence for each kind of record that is missing or failed."""
-    if lacking := sum(record.status == "out_of_memory" for record in results.records):
-        yield f"{lacking} run{'s' * (lacking > 1)} ran out of memory."
-    if results.failed:
-        yield f"{len(results.failed)} run{'s' * (len(results.failed) > 1)} FAILED."
+    for status, said in (("out_of_memory", "ran out of memory"), ("failed", "FAILED")):
+        if count := sum(record.status == status for record in results.records):
+            yield f"{count} run{'s' * (count > 1)} {said}."
     # Of seeds that are missing the table's n tells.
     planned = {run for run, _ in results.expected if not run.extra}
     made = {identity(record.experiment, record.config, 0) for record in results.records}

@@ -165,7 +165,7 @@ def _again(
 def computed_again(paper: Paper, record: Record, root: str | None = None) -> str:
     """Compute a record again, whose data and device are here; name the metrics that were compared.
 
-    `Differs` where something else came out, `NotCompared` where nothing can be compared.
+    Raises `Differs` where something else came out, `NotCompared` where nothing can be compared.
     """
     experiment, data = paper.experiments[record.experiment], load(record.config, root)
     if (data.fingerprint if data else None) != (record.dataset or {}).get("fingerprint"):

@@ -127,14 +127,9 @@ class Results:
         """How many runs have no record."""
         return len(self.expected) - len(self.records)
 
-    @property
-    def failed(self) -> list[Record]:
-        """The records of runs that ended in an error other than out-of-memory."""
-        return [record for record in self.records if record.status == "failed"]
-
 
 def one_machine(records: Sequence[Record]) -> Sequence[Record]:
-    """Return the records; `NotRun` where they are of several devices, so that times differ."""
+    """Return the records; raise `NotRun` where they are of several devices."""
     devices = sorted({record.device["name"] for record in records})
     if len(devices) > 1:
         raise NotRun(
