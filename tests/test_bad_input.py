@@ -155,7 +155,7 @@ for parameter in ("count=many", "count=1.5", "count=", "ratio=high", "switch=yes
     add(("notebooks", "-p", parameter), f"parameter {parameter.split('=')[0]} is", "give ")
 add(("notebooks", "-p", "count=1", "-p", "count=2"), "count is given twice", "give one of them")
 add(("notebooks", "-p", "reference=tpu"), "'tpu'", "choose among")
-add(("notebooks", "-p", "data={root}/missing"), "missing", "does not exist")
+add(("notebooks", "-p", "data={root}/missing"), "missing", "cannot be read")
 add(("notebooks", "--refresh", "--seeds", "3"), "--refresh", "leave it out")
 
 # Figures.
