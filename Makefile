@@ -71,7 +71,7 @@ gpu: $(STAMP)  ## make the most of a GPU for MINUTES=10: the missing records tha
 	@$(REPRO) gpu $(if $(MINUTES),--minutes "$$MINUTES" --out "$(or $(OUT),results/local/session)",--list) \
 		$(if $(DEVICE),--device "$$DEVICE")
 
-doctor: $(STAMP)  ## say what this machine is, whether each method works on it (DEVICE)
+doctor: $(STAMP)  ## say what this machine is, whether each method works on it (DEVICE), what fits
 	@$(REPRO) doctor $(if $(DEVICE),--device "$$DEVICE")
 
 reproduce-all: $(STAMP)  ## reproduce every table and figure, resumable, then print the verdicts

@@ -1,4 +1,4 @@
-"""This machine, and whether each method agrees with torch on it.
+"""This machine, whether each method agrees with torch on it, and which runs fit.
 
 The findings are JSON values (`examine`), which `text` lays out for a terminal.
 """
@@ -21,6 +21,8 @@ from repro.records import commit_state, library_versions
 GIB = 2**30
 _NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 _OPTIONAL = {"jupyterlab": "notebooks", "papermill": "notebooks", "ray": "cluster"}  # extras
+# The memory of the papers' cards, to which runs of profile `gpu` are held; others set no limit.
+LARGEST_GIB = {"mbs": 24.0, "dualbatch": 24.0, "outofcore": 16.0}
 
 Facts = dict[str, Any]
 
@@ -44,6 +46,11 @@ def examine(
         tell(f"self-test of {test.paper}: {test.text}")
         facts["selftests"].append(self_tests.run(test, device))
     facts["failed"] = sum(one["status"] == "failed" for one in facts["selftests"])
+    free = facts["device"].get("free_bytes")  # of an accelerator; `quick` holds less than 1 GiB
+    facts["largest"] = [
+        {"paper": paper, "largest run of profile gpu": f"{gib:g} GiB", "fits": gib <= free / GIB}
+        for paper, gib in (LARGEST_GIB.items() if free else ())
+    ]
     facts["problems"] = problems
     facts["to_do"] = [{"what": what, "do": do} for what, do in _to_do(facts, device)]
     facts["seconds"] = time.perf_counter() - start
@@ -123,6 +130,10 @@ def _to_do(facts: Facts, device: str) -> Iterator[tuple[str, str]]:
     for name in software["missing_modules"]:
         do = f"make setup, or pip install '.[{_OPTIONAL[name]}]' in a checkout"
         yield f"not installed: {name}", do
+    for one in facts["largest"]:
+        if not one["fits"]:
+            do = "it ends as out of memory, which is recorded; the others run"
+            yield f"{one['paper']}: its largest run needs more than is free", do
 
 
 def text(facts: Facts) -> str:
@@ -135,6 +146,7 @@ def text(facts: Facts) -> str:
             | {"difference": one["difference"], "allowed": one["tolerance"]}
             for one in tests
         ],
+        [one | {"fits": "yes" if one["fits"] else "no"} for one in facts["largest"]],
         [{"what": one["what"], "what to do": one["do"]} for one in facts["to_do"]],
     )
     passed = sum(one["status"] == "ok" for one in tests)

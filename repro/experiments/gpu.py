@@ -2,7 +2,7 @@
 
 The list is ``gpu.toml``. A piece is computed by a process of its own, which is ended at its limit,
 so that one that hangs costs no more than itself. Every run writes its record as it ends; an archive
-of all records is written anew after each piece.
+of all records is written anew while more are computed.
 """
 
 import os
@@ -13,9 +13,11 @@ import tarfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ LIST = Path(__file__).with_name("gpu.toml")
 ARCHIVE, LOG, DOCTOR = "records.tar.gz", "log.txt", "doctor.json"
 _DOCTOR_S = 120.0  # at most; it took 17 s by an H100
 _STARTING_S = 12.0  # of a process: torch, the device, decoded images
-_ARCHIVE_S = 5.0
+_LAST_ARCHIVE_S = 5.0
+_BETWEEN_ARCHIVES_S = 10.0
 _GENEROUS = 3.0  # a piece is ended after so many times what it is expected to take
 
 
@@ -174,7 +177,7 @@ def compute(
     """
     if not 0 < minutes < 10_000:
         raise UsageError(f"--minutes is {minutes:g}; give a number above 0 and below 10,000")
-    end = time.monotonic() + 60 * minutes - _ARCHIVE_S
+    end = time.monotonic() + 60 * minutes - _LAST_ARCHIVE_S
     planned = plan(pieces, setting.profile, setting.device, setting.root)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -186,14 +189,18 @@ def compute(
     missing = [one for one in planned if one.left]
     if not missing:
         say("nothing is missing: all runs have a record")
-    elif not (folder / DOCTOR).exists():
-        say(_doctor(setting, folder, end))
     well = True
-    with Workers(1, each_new=True) as own:
+    with _archiving(local_store(setting.profile), folder), Workers(1, each_new=True) as own:
+        decoding = _decode([one for one in missing if not one.without], setting.root)
+        if missing and not (folder / DOCTOR).exists():
+            say(_doctor(setting, folder, end))
         for one in missing:
             if one.without:
                 say(f"{one.piece}: left out, for {', '.join(one.without)} is not here")
                 continue
+            for run in one.left:
+                if process := decoding.get(str(run.config.get("dataset"))):
+                    process.join()
             if time.monotonic() + _STARTING_S + one.piece.seconds > end:
                 say(f"{one.piece}: no time for it")
                 continue
@@ -206,8 +213,6 @@ def compute(
             except WorkerDied:
                 ended_well = False
                 outcome = f"ended after {limit_s:.0f} s, or its process died"
-            finally:
-                _archive(local_store(setting.profile), folder)
             well = well and ended_well
             say(f"{one.piece}: {outcome} ({time.monotonic() - start:.0f} s)")
     return well
@@ -238,6 +243,20 @@ def _compute(
         return f"not run: {type(error).__name__}: {error}", False
 
 
+def _decode(planned: Sequence[Planned], root: str | None) -> dict[str, Any]:
+    """Decode the datasets of all pieces into the cache, each by a process; those, by dataset."""
+    processes: dict[str, Any] = {}
+    for one in planned:
+        for run in one.left:
+            dataset = run.config.get("dataset")
+            if dataset and dataset["name"] in one.piece.data and str(dataset) not in processes:
+                target = partial(running.load, {"dataset": dataset}, root)
+                process = get_context("spawn").Process(target=target, daemon=True)
+                process.start()
+                processes[str(dataset)] = process
+    return processes
+
+
 def _doctor(setting: running.Setting, folder: Path, end: float) -> str:
     command = [sys.executable, "-m", "repro", "doctor", "--json", "--device", setting.device]
     if setting.root is not None:
@@ -253,9 +272,33 @@ def _doctor(setting: running.Setting, folder: Path, end: float) -> str:
     return f"doctor: {word} ({time.monotonic() - start:.0f} s), see {DOCTOR}"
 
 
-def _archive(store: RecordStore, folder: Path) -> None:
-    files = sorted(store.folder.glob("*/*.json"))
-    if files:
-        with replacing(folder / ARCHIVE) as temporary, tarfile.open(temporary, "w:gz") as archive:
-            for path in files:
-                archive.add(path, str(path.relative_to(store.folder.parent)))
+@contextmanager
+def _archiving(store: RecordStore, folder: Path) -> Iterator[None]:
+    """Write the archive every few seconds in which there is a new record, and at the end."""
+    done = threading.Event()
+    written: set[Path] = set()
+
+    def write() -> None:
+        files = set(store.folder.glob("*/*.json"))
+        if files and files != written:
+            with (
+                replacing(folder / ARCHIVE) as temporary,
+                tarfile.open(temporary, "w:gz") as archive,
+            ):
+                for path in sorted(files):
+                    archive.add(path, str(path.relative_to(store.folder.parent)))
+            written.update(files)
+
+    def keep_writing() -> None:
+        while not done.wait(_BETWEEN_ARCHIVES_S):
+            with suppress(OSError):  # such as a full disk: perhaps there is room the next time
+                write()
+
+    thread = threading.Thread(target=keep_writing, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        write()

@@ -45,4 +45,5 @@ def test_doctor_looks_at_any_accelerator(sim):
     assert [one for one in found["selftests"] if one["status"] != "ok"] == []
     assert found["device"]["free_bytes"] > 0
     assert found["problems"] == [] and not doctor.broken(found)
+    assert {one["paper"] for one in found["largest"]} == set(doctor.LARGEST_GIB)
     assert "Simulated Device" in doctor.text(found)
