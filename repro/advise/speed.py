@@ -147,24 +147,15 @@ class _Probe:
     def speed(self, limit_bytes: int) -> Speed:
         times, beside = self._grown(min(limit_bytes, memory_state(self.device).free_bytes))
         if not times:
-            size = min(self.batch, _SMALLEST)
-            grounds = (
-                f"no step fits to be measured: {size} samples take {self._live(size):,} bytes; "
-                "proportions of a data sheet, ESTIMATED"
-            )
+            grounds = "no step fits to be measured; proportions of a data sheet, ESTIMATED"
             return replace(Speed.of("H100" if self.queued else "cpu"), grounds=grounds)
-        first = min(times)
-        first_s, seen = sum(times[first].values()), SEEN_S
-        if (2 + _REPEATS) * first_s < self.end - time.perf_counter():
-            seen = self._seen_s(first, first_s)
         sizes = tuple(sorted(times))
         where = accelerator.name(self.device) if self.queued else "this CPU"
         sheets = (sheet for name, sheet in DEVICES.items() if name in where)
         speed = Speed(
             next(sheets, DEVICES["H100"]) if self.queued else _CPU,
             f"steps of {', '.join(map(str, sizes))} samples measured on {where}",
-            self._link(),
-            seen,
+            link=self._link(),
             measured={phase: tuple(times[size][phase] for size in sizes) for phase in _MEASURED},
             sizes=sizes,
             beside_bytes=beside,
@@ -181,16 +172,16 @@ class _Probe:
         while self._live(size) <= room:
             try:
                 with MemoryMeter(self.device) if self.queued else nullcontext() as meter:
-                    timed = self._timed_phases(size)
+                    times[size] = self._timed_phases(size)
             except RuntimeError as error:
                 if not times or not is_out_of_memory(error):
                     raise
                 break
-            times[size] = timed
             if isinstance(meter, MemoryMeter):
                 held = meter.peak_reserved_bytes - meter.start_bytes
                 beside = max(beside, held - self._live(size))
-            round_s, left = sum(timed.values()) * (_REPEATS + 1), self.half - time.perf_counter()
+            round_s = sum(times[size].values()) * (_REPEATS + 1)
+            left = self.half - time.perf_counter()
             growth = next((g for g in (_GROWTH, 2) if g * round_s <= left), 0)
             if size == self.batch or not growth:
                 break
@@ -202,19 +193,15 @@ class _Probe:
 
         A warm-up comes before; after half of the time there is one further round alone.
         """
-        parts, _ = self.workload.built(size, self.device)
+        parts = self.workload.built(size, self.device)
         loss: list[torch.Tensor] = []
         rounds: list[Phases] = []
-
-        def one() -> Phases:
-            parts.optimizer.zero_grad(set_to_none=True)
+        while len(rounds) <= _REPEATS:
+            parts.clear()
             forward = self._took(lambda: loss.append(parts.forward()))
             backward = self._took(lambda: loss.pop().backward())
             update = self._took(parts.optimizer.step)
-            return {FORWARD: forward, BACKWARD: backward, UPDATE: update}
-
-        for _ in range(_REPEATS + 1):
-            rounds.append(one())
+            rounds.append({FORWARD: forward, BACKWARD: backward, UPDATE: update})
             if len(rounds) > 1 and time.perf_counter() > self.half:
                 break
         return {phase: min(timed[phase] for timed in rounds[1:]) for phase in rounds[0]}
@@ -226,34 +213,17 @@ class _Probe:
         accelerator.synchronize(self.device)
         return time.perf_counter() - start
 
-    def _swapping(
-        self, size: int, budget: int, rounds: int, enough_s: float, **options: Any
-    ) -> list[float]:
-        """Seconds of steps under `OutOfCore`."""
-        _, step = self.workload.built(size, self.device)
-        took: list[float] = []
-        with OutOfCore(budget, device=self.device, **options) as block:
-            for number in range(rounds):
-                took.append(self._took(step))
-                block.step()
-                if number >= 3 and sum(took) > enough_s:
-                    break
-        return took
-
-    def _seen_s(self, size: int, plain_s: float) -> float:
-        """Extra seconds of an operation under `OutOfCore` where nothing is swapped."""
-        took = self._swapping(size, 1 << 62, 2 + _REPEATS, float("inf"))
-        least = min(took[2:])  # recorded and planned before
-        return max(0.0, least - plain_s) / len(self.workload.plain.small.functions)
-
     def _with_extras(self, speed: Speed) -> Speed:
         """Measure extra seconds while there is time: so long steps hide them."""
-        size = speed.sizes[len(speed.sizes) // 2]
-        step_s = sum(seconds[len(speed.sizes) // 2] for seconds in speed.measured.values())
+        middle = len(speed.sizes) // 2
+        size, steps = speed.sizes[middle], zip(*speed.measured.values(), strict=True)
+        seconds = [sum(step) for step in steps]
 
-        def time_for(steps: int) -> bool:
+        def time_for(steps: int, step_s: float = seconds[middle]) -> bool:
             return steps * step_s <= self.end - time.perf_counter()
 
+        if time_for(2 + _REPEATS, seconds[0]):
+            speed = replace(speed, seen_s=self._seen_s(speed.sizes[0], seconds[0]))
         if time_for(4 + _REPEATS):
             speed = replace(speed, moved_s=self._moved_s(speed, size))
         if self.queued:  # an accelerator goes on meanwhile
@@ -270,6 +240,22 @@ class _Probe:
             speed = replace(speed, streamed_s=micro, deferred_s=deferred)
         return speed
 
+    def _swapping(self, size: int, budget: int, rounds: int, **options: Any) -> list[float]:
+        """Seconds of steps under `OutOfCore`."""
+        parts = self.workload.built(size, self.device)
+        took: list[float] = []
+        with OutOfCore(budget, device=self.device, **options) as block:
+            while len(took) < rounds and (len(took) < 4 or sum(took) <= _ENOUGH_S):
+                took.append(self._took(parts.step))
+                block.step()
+        return took
+
+    def _seen_s(self, size: int, plain_s: float) -> float:
+        """Extra seconds of an operation under `OutOfCore` where nothing is swapped."""
+        took = self._swapping(size, 1 << 62, 2 + _REPEATS)
+        least = min(took[2:])  # recorded and planned before
+        return max(0.0, least - plain_s) / len(self.workload.plain.small.functions)
+
     def _moved_s(self, speed: Speed, size: int) -> float:
         """Extra seconds of a copy over a simulation: threads, locks, caches."""
         plain = self.workload.plain
@@ -281,7 +267,7 @@ class _Probe:
             return 0.0
         rounds = _REPEATS + 3  # recorded, planned, and once more
         try:
-            took = self._swapping(size, budget, rounds, _ENOUGH_S, window_bytes=None)
+            took = self._swapping(size, budget, rounds, window_bytes=None)
         except BudgetTooSmall:  # by tensors that the first iteration holds of the one before
             return 0.0
         return max(0.0, min(took[3:]) - simulated.time_s) / len(simulated.transfers)
@@ -291,7 +277,7 @@ class _Probe:
         iteration = self.workload.checkpointed
         if isinstance(iteration, str) or not iteration.blocks:
             return 0.0
-        step = self.workload.built(size, self.device, checkpointing=True)[1]
+        step = self.workload.built(size, self.device, checkpointing=True).step
         took = min(self._took(step) for _ in range(1 + _REPEATS))
         expected_s = float(speed.seconds(iteration, self.workload.plain, size).sum())
         return max(0.0, took - expected_s) / iteration.blocks
@@ -302,12 +288,12 @@ class _Probe:
         passes = float(speed.seconds(plain, plain, size)[plain.phases != UPDATE].sum())
         extra = []
         for count in (1, _MICRO):
-            parts, _ = self.workload.built(count * size, self.device)
+            parts = self.workload.built(count * size, self.device)
             how: dict[str, Any] = {"device": self.device, "batchnorm": rule, "check": "off"}
             streamer = MicroBatchStreamer(parts.model, parts.loss_fn, size, **how)
             took = []
             for _ in range(1 + _REPEATS):
-                parts.optimizer.zero_grad(set_to_none=True)
+                parts.clear()
                 took.append(self._took(partial(streamer.backward, parts.inputs, parts.targets)))
             extra.append(min(took[1:]) - count * passes)
         return max(0.0, extra[0]), max(0.0, (extra[1] - extra[0]) / (_MICRO - 1))
@@ -319,12 +305,11 @@ class _Probe:
             # Of tensors that hold half of a step's bytes: caches speed up small ones.
             sizes = np.sort([s for s in self.workload.plain.trace(self.batch).sizes.values() if s])
             nbytes = int(sizes[np.searchsorted(np.cumsum(sizes), sizes.sum() / 2)])
-        host = torch.zeros(nbytes, dtype=torch.uint8)
-        if self.queued:
-            host = host.pin_memory()
+        host = accelerator.empty_pinned(nbytes, self.device, torch.uint8).zero_()
         on_device = torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
-        rates = []
-        for into, of in ((on_device, host), (host, on_device)):
+
+        def rate(into: torch.Tensor, of: torch.Tensor) -> float:
             into.copy_(of)
-            rates.append(nbytes / min(self._took(partial(into.copy_, of)) for _ in range(_REPEATS)))
-        return rates[0], rates[1]
+            return nbytes / min(self._took(partial(into.copy_, of)) for _ in range(_REPEATS))
+
+        return rate(on_device, host), rate(host, on_device)
