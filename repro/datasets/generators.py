@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from repro.datasets.image_data import (
-    DatasetError,
     ImageData,
     Size,
     Split,
@@ -26,7 +25,6 @@ def synthetic(
     test: int = 512,
     num_classes: int = 10,
     channels: int = 3,
-    masks: bool = False,
     seed: int = 0,
 ) -> ImageData:
     """Make images that each mix their class's pattern, an individual pattern, and noise.
@@ -39,8 +37,6 @@ def synthetic(
         test: Test images, of the same class patterns.
         num_classes: Classes, as evenly frequent as the counts allow.
         channels: Channels of the images.
-        masks: Make masks instead of labels: in each image an ellipse of one class from 1 on, on
-            the pattern of class 0.
         seed: Seed of the patterns and the images.
 
     Raises:
@@ -50,13 +46,11 @@ def synthetic(
     check_counts(train=train, test=test, channels=channels)
     check_counts(2, num_classes=num_classes)
     check_counts(0, seed=seed)
-    if masks and num_classes > 255:
-        raise DatasetError(f"num_classes={num_classes}: masks are uint8, expected at most 255")
     check_memory(train + test, (channels, height, width), "give fewer or smaller ones")
     coarse = _generator(seed, 0).integers(0, 256, (num_classes, channels, COARSE, COARSE))
     patterns = _upsample(coarse, height, width)
     splits = [
-        _make(patterns, count, _generator(seed, stream), masks)
+        _make(patterns, count, _generator(seed, stream))
         for stream, count in ((1, train), (2, test))
     ]
     return ImageData(
@@ -65,7 +59,7 @@ def synthetic(
         kind="synthetic",
         provenance=(
             f"Synthetic: {train} + {test} images of {channels}x{height}x{width} generated with "
-            f"seed {seed}, {num_classes} classes{' of pixels' if masks else ''}."
+            f"seed {seed}, {num_classes} classes."
         ),
         fingerprint=tensor_digest(*splits)[:16],
         classes=tuple(f"class {k}" for k in range(num_classes)),
@@ -93,22 +87,12 @@ def _upsample(coarse: np.ndarray, height: int, width: int) -> np.ndarray:
     return result
 
 
-def _make(patterns: np.ndarray, count: int, random: np.random.Generator, masks: bool) -> Split:
-    height, width = patterns.shape[2:]
-    first = int(masks)  # class 0 is the background
-    labels = random.permutation(first + np.arange(count) % (len(patterns) - first))
+def _make(patterns: np.ndarray, count: int, random: np.random.Generator) -> Split:
+    labels = random.permutation(np.arange(count) % len(patterns))
     images = np.empty((count, *patterns.shape[1:]), np.uint8)
-    drawn = np.empty((count if masks else 0, height, width), np.uint8)
     for start in range(0, count, CHUNK):
         rows = slice(start, start + CHUNK)
-        clean = patterns[labels[rows]]
-        if masks:
-            inside = _ellipses(len(clean), height, width, random)
-            drawn[rows] = inside * labels[rows, None, None]
-            clean = np.where(inside[:, None], clean, patterns[:1])
-        images[rows] = _mix(clean, random)
-    if masks:
-        return Split(torch.from_numpy(images), masks=torch.from_numpy(drawn))
+        images[rows] = _mix(patterns[labels[rows]], random)
     return Split(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
 
 
@@ -118,17 +102,3 @@ def _mix(clean: np.ndarray, random: np.random.Generator) -> np.ndarray:
     pattern = _upsample(random.integers(0, 256, (n, channels, COARSE, COARSE)), height, width)
     noise = random.integers(0, 256, clean.shape, np.uint8)
     return ((6 * clean + 5 * pattern + 5 * noise.astype(np.int32)) // 16).astype(np.uint8)
-
-
-def _ellipses(n: int, height: int, width: int, random: np.random.Generator) -> np.ndarray:
-    """The inside of one ellipse per image, bool (n, H, W)."""
-    y, x = np.ogrid[:height, :width]
-
-    def draw(low: int, high: int) -> np.ndarray:
-        return random.integers(low, max(low, high) + 1, (n, 1, 1))
-
-    centre_y, centre_x = draw(height // 4, 3 * height // 4), draw(width // 4, 3 * width // 4)
-    radius_y = draw(max(1, height // 6), 2 * height // 5)
-    radius_x = draw(max(1, width // 6), 2 * width // 5)
-    distance = ((y - centre_y) * radius_x) ** 2 + ((x - centre_x) * radius_y) ** 2
-    return distance <= (radius_y * radius_x) ** 2
