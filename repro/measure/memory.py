@@ -322,6 +322,8 @@ def _tensors(resident: Resident) -> Iterable[torch.Tensor]:
 class LinearMemoryModel:
     """Peak memory as a straight line of the batch size, M(B) = p + B a.
 
+    Source: Lu et al. (dual-batch learning), section 5.3, equation 9.
+
     Attributes:
         fixed_bytes: p, bytes independent of the batch: parameters, gradients, workspace.
         bytes_per_sample: a, activations and data of one sample.
@@ -353,9 +355,11 @@ class LinearMemoryModel:
         return self.fixed_bytes + self.bytes_per_sample * batch_size
 
     def largest_batch(self, limit_bytes: float) -> int:
-        """The largest B with M(B) <= `limit_bytes`; 0 where none fits."""
+        """The largest B with M(B) <= `limit_bytes`, B_max; 0 where none fits."""
         if self.fixed_bytes > limit_bytes:
             return 0
         if self.bytes_per_sample == 0:
             return 2**63 - 1
-        return math.floor((limit_bytes - self.fixed_bytes) / self.bytes_per_sample)
+        largest = math.floor((limit_bytes - self.fixed_bytes) / self.bytes_per_sample)
+        # The division may round the largest batch down by one.
+        return largest + 1 if largest and self.predict(largest + 1) <= limit_bytes else largest

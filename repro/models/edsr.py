@@ -41,13 +41,9 @@ class EDSR(nn.Module):
     """
 
     def __init__(
-        self,
-        blocks: int = 32,
-        width: int = 256,
-        scale: int = 2,
-        channels: int = 3,
+        self, blocks: int = 32, width: int = 256, scale: int = 2, channels: int = 3,
         residual_scale: float = 0.1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         check_at_least(1, blocks=blocks, width=width, channels=channels)
         if scale not in (1, 2, 3, 4, 8):
