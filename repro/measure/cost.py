@@ -18,22 +18,12 @@ from repro.measure.timing import Timing, time_interleaved
 
 @dataclass(frozen=True)
 class TimeModel:
-    """Seconds of a training step as a straight line of the batch size x, t = a x + b.
+    """Seconds of a training step as a straight line of the batch size x, t = a x + b."""
 
-    Attributes:
-        a: Seconds per sample, above 0.
-        b: Seconds per step, independent of the batch size.
-        batch_sizes: Batch sizes of the fit; empty for a line that was not fitted.
-        seconds: The measured seconds per step at these batch sizes.
-
-    Raises:
-        ValueError: `a` is not above 0, or `a` or `b` is not finite.
-    """
-
-    a: float
-    b: float
-    batch_sizes: tuple[int, ...] = ()
-    seconds: tuple[float, ...] = ()
+    a: float  # seconds per sample, above 0
+    b: float  # seconds per step
+    batch_sizes: tuple[int, ...] = ()  # of the fit; empty for a line that was not fitted
+    seconds: tuple[float, ...] = ()  # per step, as measured at these batch sizes
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.a) and math.isfinite(self.b)) or self.a <= 0:
@@ -49,7 +39,9 @@ class TimeModel:
         Raises ValueError if the points are too few, or time does not increase with the batch size.
         """
         sizes, seconds = np.asarray(batch_sizes, float), np.asarray(seconds_per_batch, float)
-        positive = all((0 < values).all() and (values < np.inf).all() for values in (sizes, seconds))
+        positive = all(
+            (values > 0).all() and (values < np.inf).all() for values in (sizes, seconds)
+        )
         if len(sizes) != len(seconds) or len({*sizes}) < 2 or not positive:
             raise ValueError(
                 "the time model is fitted to two or more distinct batch sizes of at least 1, with "
@@ -57,7 +49,9 @@ class TimeModel:
                 f"{len(seconds)} values {seconds[:8].tolist()}"
             )
         a, b = np.polyfit(sizes, seconds, 1)
-        if a * np.ptp(sizes) <= 1e-9 * seconds.max():  # equal values give a slope of rounding errors
+        if (
+            a * np.ptp(sizes) <= 1e-9 * seconds.max()
+        ):  # equal values give a slope of rounding errors
             raise ValueError(
                 f"seconds per step do not increase with the batch size: {seconds[:8].tolist()} at "
                 f"{sizes[:8].tolist()}; measure larger batch sizes, or more repeats"
@@ -113,19 +107,11 @@ def probe(
 ) -> Probe:
     """Measure training steps of several batch sizes and fit lines of time and memory.
 
-    Times are medians; each round measures every batch size once. A peak is that of two steps, so
-    that it includes the optimizer's state; see `comparable_peaks` for the bytes counted. On a CPU
-    it leaves the batch out, which is in memory before.
-
-    Args:
-        make_step: Given a batch size, returns a function that runs one training step of it.
-        batch_sizes: At least two distinct sizes.
-        device: Where the steps run.
-        warmup: Unrecorded rounds.
-        repeats: Recorded rounds.
-
-    Raises:
-        ValueError: The batch sizes are too few, or the measurements do not increase.
+    `make_step` returns a function that runs one training step of a batch size. Times are medians;
+    each round measures every batch size once. A peak is that of two steps, so that it includes the
+    optimizer's state; see `comparable_peaks` for the bytes counted. On a CPU it leaves the batch
+    out, which is in memory before. Raises ValueError if there are fewer than two sizes, or times do
+    not increase.
     """
     sizes, meters = sorted(set(batch_sizes)), []
     for size in sizes:

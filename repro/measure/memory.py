@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure import accelerator
+from repro.measure.checks import is_whole
 from repro.measure.host import available_bytes
 
 Resident = nn.Module | Iterable[torch.Tensor]
@@ -117,14 +117,9 @@ class MemoryMeter:
     so that it holds only memory that was needed. On a CPU a dispatch mode follows the live
     storages: those allocated inside, those of `resident`, and parameters that an operation inside
     touches. Other tensors that exist before count as host memory, such as a mini-batch that waits
-    to be streamed. A kernel's own allocations are not seen on a CPU. Tensors are followed until the
-    block ends.
+    to be streamed. A kernel's own allocations are not seen on a CPU.
 
-    Attributes:
-        start_bytes: Live bytes on entry (on a CPU, those of `resident`).
-        peak_bytes: The most bytes alive at once so far, `start_bytes` included.
-        peak_reserved_bytes: The most bytes that the allocator held so far; a limit of the device
-            applies to these. On a CPU equal to `peak_bytes`.
+    `start_bytes` are the live bytes on entry (on a CPU, those of `resident`).
     """
 
     def __init__(self, device: torch.device | str = "cpu", resident: Resident = ()) -> None:
@@ -171,13 +166,13 @@ class MemoryMeter:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at once since entry, up to the end of the block."""
+        """The most bytes alive at once from entry to the end of the block."""
         self._note_peaks()
         return self._peak_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most bytes that the allocator held since entry, up to the end of the block."""
+        """The most bytes that the allocator held; a device's limit applies to these."""
         self._note_peaks()
         return self._peak_reserved_bytes
 
@@ -230,25 +225,17 @@ class MemoryBudget(MemoryMeter):
         ...     loss_fn(model(inputs), targets).backward()
         >>> budget.peak_bytes
 
-    Args:
-        limit_bytes: The most bytes that may be alive at once.
-        device: ``cpu`` or an accelerator.
-        resident: A module or tensors that occupy the device already (CPU only; an accelerator's
-            allocator counts them).
-
-    Raises:
-        ValueError: `limit_bytes` is not a positive number of bytes.
-        BudgetExceededError: Something inside, or `resident` on entry, does not fit.
+    `resident` are a module or tensors that occupy the device already (CPU only; an accelerator's
+    allocator counts them). What of them does not fit raises on entry.
     """
 
     def __init__(
         self, limit_bytes: int, device: torch.device | str = "cpu", resident: Resident = ()
     ) -> None:
         super().__init__(device, resident)
-        whole = isinstance(limit_bytes, int | np.integer) or (
-            isinstance(limit_bytes, float) and limit_bytes.is_integer()
-        )
-        if isinstance(limit_bytes, bool) or not whole or limit_bytes < 1:
+        if isinstance(limit_bytes, float) and limit_bytes.is_integer():
+            limit_bytes = int(limit_bytes)
+        if not is_whole(limit_bytes, 1):
             raise ValueError(
                 f"limit_bytes is {limit_bytes!r}; give a whole number of bytes, at least 1"
             )
