@@ -53,19 +53,13 @@ def synthetic(
         _make(patterns, count, _generator(seed, stream))
         for stream, count in ((1, train), (2, test))
     ]
-    return ImageData(
-        name="synthetic",
-        record_name="synthetic",
-        kind="synthetic",
-        provenance=(
-            f"Synthetic: {train} + {test} images of {channels}x{height}x{width} generated with "
-            f"seed {seed}, {num_classes} classes."
-        ),
-        fingerprint=tensor_digest(*splits)[:16],
-        classes=tuple(f"class {k}" for k in range(num_classes)),
-        train=splits[0],
-        test=splits[1],
+    provenance = (
+        f"Synthetic: {train} + {test} images of {channels}x{height}x{width} generated with seed "
+        f"{seed}, {num_classes} classes."
     )
+    classes = tuple(f"class {k}" for k in range(num_classes))
+    key = tensor_digest(*splits)[:16]
+    return ImageData("synthetic", "synthetic", "synthetic", provenance, key, classes, *splits)
 
 
 def _generator(seed: int, stream: int) -> np.random.Generator:

@@ -208,24 +208,19 @@ def _carvana(name: str, root: Path) -> Source | None:
         return None
 
     def everything() -> Listing:
-        images = sorted((folder / "train").glob("*.jpg"))
         # Sixteen views of one car share the name up to the underscore, and stay in one split.
-        cars = sorted({image.stem.rsplit("_", 1)[0] for image in images})
-        held_out = cars[CARVANA_TEST_EVERY - 1 :: CARVANA_TEST_EVERY]
+        views = [(f.stem.rsplit("_", 1)[0], f) for f in sorted((folder / "train").glob("*.jpg"))]
+        held_out = sorted({car for car, _ in views})[CARVANA_TEST_EVERY - 1 :: CARVANA_TEST_EVERY]
         items: dict[str, list[Item]] = {"train": [], "test": []}
-        for image in images:
+        for car, image in views:
             mask = folder / "train_masks" / f"{image.stem}_mask.gif"
             if not mask.is_file():
                 raise CorruptDatasetError(
                     f"{image} has no mask {mask}: unpack train_masks.zip again"
                 )
-            split = "test" if image.stem.rsplit("_", 1)[0] in held_out else "train"
-            items[split].append(Item(str(image), image, mask=mask))
-        if not items["test"]:
-            raise CorruptDatasetError(
-                f"{folder} holds {len(cars)} cars: expected at least {CARVANA_TEST_EVERY}, for "
-                f"every {CARVANA_TEST_EVERY}th is test"
-            )
+            items["test" if car in held_out else "train"].append(Item(str(image), image, mask=mask))
+        if not held_out:
+            raise CorruptDatasetError(f"{folder} holds fewer than {CARVANA_TEST_EVERY} cars")
         return MASK_CLASSES[name], items
 
     def hashed() -> list[Path]:

@@ -312,9 +312,10 @@ def _host_memory(nbytes: int, pin: bool) -> Iterator[None]:
     except RuntimeError as error:
         if "memory" not in str(error):
             raise
+        made = f" to pin, of which torch makes {pinned_bytes(nbytes):,}" if pin else " of memory"
         raise HostMemoryError(
-            f"the host cannot provide {nbytes:,} bytes {'to pin' if pin else 'of memory'}: take "
-            "less of it at once, or close what else uses it"
+            f"the host cannot provide {nbytes:,} bytes{made}: take less of it at once, or close "
+            "what else uses it"
         ) from error
 
 
