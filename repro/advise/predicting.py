@@ -25,37 +25,23 @@ _TUNED = 800  # functions of a trace whose window is tuned in a second or two
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted memory and time of one method and one batch.
+    """The predicted memory and time of one method and one batch."""
 
-    Attributes:
-        method: One of `METHODS`.
-        batch: Samples of the mini-batch.
-        fits: Whether it trains within the memory.
-        peak_bytes: The most on the device at once; where it does not fit, what it would take.
-        slowdown: Seconds over those of the undivided step (if that fitted); None where
-            nothing is known of it, or nothing runs.
-        bound: The least that the method can take, likewise: of out-of-core what no schedule beats,
-            of `save_on_cpu` copies that overlap whole; else None.
-        seconds: Of a step.
-        host_bytes: Of host memory (or of the file) beside what the process has anyway.
-        largest: The largest batch that fits by it; None where any does, or nothing is known.
-        settings: Options of the method, such as ``micro_batch``.
-        reason: Why it does not fit, or a remark; may be empty.
-        measured_s: Seconds of a step as measured, where that was asked for. `slowdown` is then over
-            undivided steps measured likewise; None where those were not.
-    """
-
-    method: str
-    batch: int
-    fits: bool
-    peak_bytes: int
+    method: str  # one of `METHODS`
+    batch: int  # samples of the mini-batch
+    fits: bool  # whether it trains within the memory
+    peak_bytes: int  # on the device at once; where it does not fit, what it would take
+    # Seconds over those of the undivided step (if that fitted), and the least that the method can
+    # take likewise: no schedule of out-of-core is faster, no copies of `save_on_cpu`. None where
+    # nothing is known, or nothing runs.
     slowdown: float | None
     bound: float | None
-    seconds: float | None
-    host_bytes: int = 0
-    largest: int | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    reason: str = ""
+    seconds: float | None  # of a step
+    host_bytes: int = 0  # of host memory (or of the file) beside what the process has anyway
+    largest: int | None = None  # batch that fits; None where any does, or nothing is known
+    settings: dict[str, Any] = field(default_factory=dict)  # such as ``micro_batch``
+    reason: str = ""  # why it does not fit, or a remark
+    # Of a step, where that was asked for; `slowdown` is then over undivided steps as measured.
     measured_s: float | None = None
 
 

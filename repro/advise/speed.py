@@ -35,36 +35,23 @@ _CPU = Device("cpu", 1e11, 1e11, 4e10, 0)
 
 @dataclass(frozen=True)
 class Speed:
-    """Times of operations and copies on a device.
+    """Times of operations and copies on a device."""
 
-    Attributes:
-        device: By whose rates the operations of a step compare with each other.
-        grounds: Source of the seconds.
-        link: Bytes/s of copies (to the device, to the host).
-        seen_s: Extra seconds of each operation under `OutOfCore`.
-        moved_s: Extra seconds of each of its copies over a simulation.
-        block_s: Extra seconds of a recomputed block over its operations.
-        streamed_s: Extra seconds of MBS over the operations of micro-batches: with the first, and
-            with each further one, its sums of gradients among it. None where not measured.
-        deferred_s: The same with deferred BatchNorm.
-        streaming_refused: Why MBS refused the step; empty where it did not, or was not tried.
-        measured: By phase of a step, its seconds at each of `sizes`; empty where nothing was.
-        sizes: Batch sizes that were measured, ascending.
-        beside_bytes: Held by the allocator beside live tensors, as measured.
-    """
-
-    device: Device
-    grounds: str
-    link: tuple[float, float] = (LINK, LINK)
-    seen_s: float = SEEN_S
-    moved_s: float = 0.0
-    block_s: float = 0.0
+    device: Device  # by whose rates the operations of a step compare with each other
+    grounds: str  # source of the seconds
+    link: tuple[float, float] = (LINK, LINK)  # bytes/s of copies (to the device, to the host)
+    seen_s: float = SEEN_S  # extra seconds of each operation under `OutOfCore`
+    moved_s: float = 0.0  # extra seconds of each of its copies over a simulation
+    block_s: float = 0.0  # extra seconds of a recomputed block over its operations
+    # Extra seconds of MBS over the operations of micro-batches: with the first, and with each
+    # further one, its sums of gradients among it; None where not measured.
     streamed_s: tuple[float, float] | None = None
-    deferred_s: tuple[float, float] | None = None
-    streaming_refused: str = ""
+    deferred_s: tuple[float, float] | None = None  # the same with deferred BatchNorm
+    streaming_refused: str = ""  # why MBS refused the step, if it was tried
+    # By phase of a step, its seconds at each of `sizes`, ascending; empty where nothing was.
     measured: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
-    beside_bytes: int = 0
+    beside_bytes: int = 0  # held by the allocator beside live tensors, as measured
 
     @classmethod
     def of(cls, name: str = "H100") -> "Speed":
@@ -74,12 +61,8 @@ class Speed:
         """
         if name == "cpu":
             return cls(_CPU, "a CPU's proportions, not measured", (1e10, 1e10))
-        if name not in DEVICES:
-            raise ValueError(f"the device {name!r} has no data sheet: choose {', '.join(DEVICES)}")
-        return cls(
-            DEVICES[name],
-            f"the data sheet of {name} at {REACHED:.0%}, ESTIMATED; copies at {LINK / 1e9:g} GB/s",
-        )
+        copies = f"copies at {LINK / 1e9:g} GB/s"
+        return cls(DEVICES[name], f"the data sheet of {name} at {REACHED:.0%}, ESTIMATED; {copies}")
 
     def seconds(self, iteration: Iteration, plain: Iteration, batch: int) -> Vector:
         """Seconds of each function of a step at a batch size, (n,).
@@ -89,13 +72,13 @@ class Speed:
         times = self._by_rates(iteration, batch)
         if not self.measured:
             return times
-        base = times if iteration is plain else self._by_rates(plain, batch)
-        scales = {}
-        for phase in _MEASURED:
-            total = base[plain.phases == phase].sum()
-            scales[phase] = self._interpolated(phase, batch) / total if total else 0.0
-        scales[RECOMPUTE] = scales[FORWARD]
-        return times * np.array([scales[str(phase)] for phase in iteration.phases])
+        base = self._by_rates(plain, batch)
+        for phase in (*_MEASURED, RECOMPUTE):
+            like = FORWARD if phase == RECOMPUTE else phase
+            total = base[plain.phases == like].sum()
+            scale = self._interpolated(like, batch) / total if total else 0.0
+            times[iteration.phases == phase] *= scale
+        return times
 
     def _by_rates(self, iteration: Iteration, batch: int) -> Vector:
         low = [cost.low for cost in iteration.costs]
@@ -128,8 +111,7 @@ def probe(
     raises on real tensors is raised.
     """
     device = accelerator.resolve(device)
-    kept = accelerator.forked_rng(device)
-    with kept, accelerator.on(device), machine({}, device.type), torch.enable_grad():
+    with accelerator.forked_rng(device), accelerator.on(device), machine({}, device.type):
         return _Probe(workload, device, batch, seconds).speed(limit_bytes)
 
 
