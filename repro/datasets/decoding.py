@@ -22,6 +22,7 @@ from repro.datasets.image_data import (
     check_memory,
 )
 
+Prepare = Callable[[Image.Image], Image.Image]
 Encoded = bytes | memoryview | Path | np.ndarray  # an array holds pixels already
 
 # PIL reads some 40 more, and calls programs for some of them, such as Ghostscript for EPS.
@@ -41,18 +42,13 @@ class Item:
 def decode(
     items: Sequence[Item],
     size: int | Size | None,
-    prepare: Callable[[Image.Image], Image.Image] | None = None,
+    prepare: Prepare | None = None,
 ) -> Split:
-    """Decode and resize `items`, in their order.
+    """Decode and resize `items`, in their order; `prepare` is applied before.
 
-    Args:
-        items: At least one; all with a label, all with a mask, or all with neither.
-        size: As of `repro.datasets.load`; with None all images must have one size.
-        prepare: Applied to each image before it is resized.
-
-    Raises:
-        CorruptDatasetError: An image cannot be decoded, or a mask does not fit its image.
-        DatasetError: `size` is None and the images differ in size, or they exceed the memory.
+    There is at least one; all have a label, all a mask, or all neither. With None for `size` all
+    must have one size. Raises DatasetError: an image cannot be decoded or has another size, a mask
+    does not fit its image, or the images exceed the memory.
     """
     first, mask = _decode_one(items[0], size, prepare)
     check_memory(
@@ -140,9 +136,7 @@ def centre(image: Image.Image, size: Size) -> Image.Image:
 
 
 def _decode_one(
-    item: Item,
-    size: int | Size | None,
-    prepare: Callable[[Image.Image], Image.Image] | None,
+    item: Item, size: int | Size | None, prepare: Prepare | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The image, uint8 (3, H, W), and the mask, uint8 (H, W), of one item."""
     with opened(item.name, item.image) as encoded:

@@ -8,7 +8,7 @@ host clock's.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -189,24 +189,17 @@ def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
 # ---- memory of the device
 
 
-def memory_allocated(device: torch.device | str) -> int:
-    """Bytes of live tensors on an accelerator."""
-    return int(module(device).memory_allocated(device))
+def _counter(name: str) -> Callable[[torch.device | str], int]:
+    """A function that returns an accelerator's number of this name in its module of torch."""
+    return lambda device: int(getattr(module(device), name)(device))
 
 
-def max_memory_allocated(device: torch.device | str) -> int:
-    """The most bytes of live tensors since `reset_peak_memory`."""
-    return int(module(device).max_memory_allocated(device))
-
-
-def memory_reserved(device: torch.device | str) -> int:
-    """Bytes that torch holds on an accelerator, in use or not."""
-    return int(module(device).memory_reserved(device))
-
-
-def max_memory_reserved(device: torch.device | str) -> int:
-    """The most bytes that torch held since `reset_peak_memory`; a memory limit applies to these."""
-    return int(module(device).max_memory_reserved(device))
+# Bytes of live tensors, and bytes that torch holds, in use or not; each now, and the most since
+# `reset_peak_memory`. A memory limit applies to the reserved bytes.
+memory_allocated = _counter("memory_allocated")
+max_memory_allocated = _counter("max_memory_allocated")
+memory_reserved = _counter("memory_reserved")
+max_memory_reserved = _counter("max_memory_reserved")
 
 
 def reset_peak_memory(device: torch.device | str) -> None:

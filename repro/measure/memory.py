@@ -233,7 +233,7 @@ class MemoryBudget(MemoryMeter):
         self, limit_bytes: int, device: torch.device | str = "cpu", resident: Resident = ()
     ) -> None:
         super().__init__(device, resident)
-        if isinstance(limit_bytes, float) and limit_bytes.is_integer():
+        if isinstance(limit_bytes, float) and limit_bytes % 1 == 0:
             limit_bytes = int(limit_bytes)
         if not is_whole(limit_bytes, 1):
             raise ValueError(
