@@ -153,10 +153,7 @@ class Workload:
             ) from error
 
     def built(
-        self,
-        batch: int,
-        device: str | torch.device | None = None,
-        checkpointing: bool = False,
+        self, batch: int, device: str | torch.device | None = None, checkpointing: bool = False
     ) -> "Parts":
         """Make model, optimizer and batch.
 

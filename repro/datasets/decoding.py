@@ -39,11 +39,7 @@ class Item:
     mask: Encoded | None = None
 
 
-def decode(
-    items: Sequence[Item],
-    size: int | Size | None,
-    prepare: Prepare | None = None,
-) -> Split:
+def decode(items: Sequence[Item], size: int | Size | None, prepare: Prepare | None = None) -> Split:
     """Decode and resize `items`, in their order; `prepare` is applied before.
 
     There is at least one; all have a label, all a mask, or all neither. With None for `size` all
