@@ -69,12 +69,13 @@ class Advice:
 
     def table(self) -> list[dict[str, str]]:
         """A row for each method, in words."""
+        measured = any(row.measured_s for row in self.rows)
         return [
             {
                 "method": TITLES[row.method],
                 "fits": "yes" if row.fits else "no",
                 "peak (GiB)": f"{row.peak_bytes / GIB:.3g}",
-                "measured (s)": _number(row.measured_s, ".3g"),
+                **({"measured (s)": _number(row.measured_s, ".3g")} if measured else {}),
                 "predicted (s)": _number(row.seconds, ".3g"),
                 "time over undivided": _number(row.slowdown, ".2f"),
                 "host (GiB)": _number(row.host_bytes / GIB or None, ".3g"),

@@ -204,7 +204,8 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
     ends = {name: number for number, f in enumerate(functions) for name in f.variables}
     deaths = {n: number + 1 for n, number in ends.items() if n.partition(".")[0] not in lasting}
     there = {*ends, *trace.held}
-    sizes, kinds = ({n: of[n] for n in of if n in there} for of in (sizes, kinds))
+    sizes = {name: size for name, size in sizes.items() if name in there}
+    kinds = {name: kind for name, kind in kinds.items() if name in there}
     return Trace(tuple(functions), sizes, kinds, deaths), order
 
 

@@ -161,10 +161,11 @@ class Workload:
         """
         # Drawing initial weights may never end on tensors without content.
         model = (self.model() if device is not None else _twin(self.shape)).train()
-        if checkpointing and callable(self.blocks):
-            self.blocks(model)
-        elif checkpointing:
-            checkpoint_blocks(model, self.blocks)
+        if checkpointing:
+            if callable(self.blocks):
+                self.blocks(model)
+            else:
+                checkpoint_blocks(model, self.blocks)
         loss_fn = self.loss_fn
         if isinstance(loss_fn, nn.Module):
             loss_fn = _twin(loss_fn)

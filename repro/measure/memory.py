@@ -107,7 +107,7 @@ class _StorageFollower(TorchDispatchMode):
         self._alive.clear()
 
 
-_active_meters: list["MemoryMeter"] = []  # they share the allocator's peak counters
+_active_meters: list["MemoryMeter"] = []  # those of one accelerator share its peak counters
 
 
 class MemoryMeter:
@@ -139,23 +139,22 @@ class MemoryMeter:
             accelerator.empty_cache(self.device)
             accelerator.reset_peak_memory(self.device)
             self.start_bytes = accelerator.memory_allocated(self.device)
-            _active_meters.append(self)
         else:
             self._follower = _StorageFollower(self._grown)
             for tensor in _tensors(self._resident):
                 self._follower.follow(tensor)
             self.start_bytes = self._follower.live_bytes
             self._follower.__enter__()
+        _active_meters.append(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._note_peaks()
+        _active_meters.remove(self)
         if self._follower is not None:
             self._follower.__exit__(*exception)
             self._follower.stop()
             self._follower = None
-        else:
-            _active_meters.remove(self)
 
     @property
     def live_bytes(self) -> int:
@@ -177,7 +176,7 @@ class MemoryMeter:
         return self._peak_reserved_bytes
 
     def _note_peaks(self) -> None:
-        if self in _active_meters:
+        if self._queued and self in _active_meters:
             live = accelerator.max_memory_allocated(self.device)
             reserved = accelerator.max_memory_reserved(self.device)
             self._peak_bytes = max(self._peak_bytes, live)
@@ -207,9 +206,6 @@ def least_limit(device: torch.device | str) -> int:
         return 1
     workspaces = 3 * 32 * 2**20 if torch.device(device).type == "cuda" else 0
     return 64 * 2**20 + workspaces
-
-
-_active_budgets: list["MemoryBudget"] = []
 
 
 class MemoryBudget(MemoryMeter):
@@ -246,11 +242,9 @@ class MemoryBudget(MemoryMeter):
         if self._queued:
             self._limit.enter_context(accelerator.limited(self.device, self.limit_bytes))
         super().__enter__()
-        _active_budgets.append(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        _active_budgets.remove(self)
         super().__exit__(*exception)
         self._limit.close()
 
@@ -286,7 +280,8 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
     live bytes taken as 0.
     """
     device = accelerator.resolve(device)
-    budgets = [budget for budget in _active_budgets if budget.device == device]
+    here = (meter for meter in _active_meters if meter.device == device)
+    budgets = [meter for meter in here if isinstance(meter, MemoryBudget)]
     if accelerator.is_accelerator(device):
         free, total = accelerator.free_and_total_bytes(device)
         limit = min(total, free + accelerator.memory_reserved(device))
