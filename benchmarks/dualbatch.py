@@ -26,7 +26,13 @@ import torch.nn.functional as F
 
 from repro.datasets import find_times, load_times
 from repro.dualbatch import DualBatchPlan, ParameterServer
-from repro.measure import LinearMemoryModel, MemoryMeter, TimeModel, describe_device, time_interleaved
+from repro.measure import (
+    LinearMemoryModel,
+    MemoryMeter,
+    TimeModel,
+    describe_device,
+    time_interleaved,
+)
 from repro.models import resnet18, resnet_cifar
 
 Step = Callable[[], None]

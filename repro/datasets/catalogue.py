@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from repro import paths
-from repro.datasets import embedded, generators, phantom, pictures, sources
+from repro.datasets import embedded, phantom, pictures, sources
 from repro.datasets.archives import SPLITS, Decoded, cached
 from repro.datasets.decoding import StreamedImages
 from repro.datasets.image_data import (
@@ -33,7 +33,7 @@ Root = str | os.PathLike[str] | None
 EMBEDDED = {"digits": "inside scikit-learn", "photos": "inside scikit-image"}
 LABELLED = ("cifar10", "cifar100", "flowers102", "flowers5", "imagenet")
 ON_DISK = (*LABELLED, "carvana", "camvid", *pictures.NAMES)
-NAMES = (*EMBEDDED, *ON_DISK, "phantom", "synthetic")
+NAMES = (*EMBEDDED, *ON_DISK, "phantom")
 
 ROAD = sources.CAMVID_CLASSES.index("road")
 FORMAT = 1  # raised when the same files decode to other pixels, labels or splits
@@ -45,7 +45,6 @@ _MADE: dict[str, Callable[..., ImageData]] = {  # need no files from the user
     "digits": embedded.digits,
     "photos": embedded.photos,
     "phantom": phantom.phantom,
-    "synthetic": generators.synthetic,
 }
 _CONTENT = {
     "cifar10": "CIFAR-10",
@@ -102,7 +101,7 @@ def load(
             to test), or ``random``: of all images `TRAIN_SHARE` to train on and the rest to test,
             divided equally on every machine.
         download: Try to download a missing set.
-        **options: Of `generators.synthetic`, `phantom.phantom` or `embedded.photos`.
+        **options: Of `phantom.phantom` or `embedded.photos`.
 
     Raises:
         DataFolderError: `root` or `$REPRO_DATA` is no folder, and the dataset lies in a later one.
@@ -165,7 +164,7 @@ def available(root: Root = None) -> dict[str, str]:
     """
     _check_folders(root)
     on_disk = {name: source.located for name in ON_DISK if (source := _find(name, root))}
-    return {**EMBEDDED, **on_disk, "phantom": "generated", "synthetic": "generated"}
+    return {**EMBEDDED, **on_disk, "phantom": "generated"}
 
 
 def looked_for(name: str) -> str:
@@ -235,8 +234,7 @@ def _not_found(name: str, root: Root, why: str) -> DatasetNotFoundError:
         f"dataset {name!r} was not found.\nLooked for:\n  {files}\nin the folders:\n  {folders}"
         f"\nDownload: {why}.\nThree ways to provide it, with the layouts of data/README.md:"
         f"\n  1. load({name!r}, root=FOLDER)\n  2. set $REPRO_DATA to its folder\n  3. put it "
-        "into ./data\nOr name data that is always there: 'synthetic', or the embedded "
-        f"{' and '.join(map(repr, EMBEDDED))}."
+        f"into ./data\nOr name data that is always there: {' or '.join(map(repr, _MADE))}."
     )
 
 

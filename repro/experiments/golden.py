@@ -92,7 +92,7 @@ def golden(paper: Paper, records: Sequence[Record], root: str | None = None) -> 
     """
     from repro.measure import accelerator
 
-    here = {*arguments.data_at_hand(root), "synthetic"}
+    here = set(arguments.data_at_hand(root))
     devices = ("cpu", accelerator.present())
     chosen: list[Record] = []
     for name, experiment in paper.experiments.items():
