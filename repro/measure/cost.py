@@ -22,8 +22,7 @@ class TimeModel:
 
     a: float  # seconds per sample, above 0
     b: float  # seconds per step
-    batch_sizes: tuple[int, ...] = ()  # of the fit; empty for a line that was not fitted
-    seconds: tuple[float, ...] = ()  # per step, as measured at these batch sizes
+    seconds: tuple[float, ...] = ()  # per step, as measured; empty for a line that was not fitted
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.a) and math.isfinite(self.b)) or self.a <= 0:
@@ -56,8 +55,7 @@ class TimeModel:
                 f"seconds per step do not increase with the batch size: {seconds[:8].tolist()} at "
                 f"{sizes[:8].tolist()}; measure larger batch sizes, or more repeats"
             )
-        points = tuple(int(x) for x in batch_sizes), tuple(float(s) for s in seconds_per_batch)
-        return cls(float(a), float(b), *points)
+        return cls(float(a), float(b), tuple(seconds.tolist()))
 
     def predict(self, batch_size: int) -> float:
         """Seconds of one step, a x + b."""
