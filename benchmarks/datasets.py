@@ -9,7 +9,7 @@ a second one gains about a fifth when nothing else runs, but where another proce
 OpenMP's busy waiting makes each of the many small operations cost a scheduler tick.
 
 Run from the repository root: ``python -m benchmarks.datasets [--repeats 5] [--threads 1]``.
-It takes CIFAR-10 where `repro.datasets` finds it, synthetic images with ``--synthetic``.
+It takes CIFAR-10 where `repro.datasets` finds it.
 """
 
 import argparse
@@ -93,14 +93,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--threads", type=int, default=1, help="torch threads of TensorLoader")
-    parser.add_argument("--synthetic", action="store_true", help="generated images, no CIFAR-10")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)  # DataLoader's workers have one each in any case
 
-    if arguments.synthetic:
-        data = load("synthetic", train=arguments.images, test=128)
-    else:
-        data = load("cifar10")
+    data = load("cifar10")
     images = min(arguments.images, len(data.train))
     loader = TensorLoader(
         data.train.images[:images],

@@ -26,7 +26,13 @@ import torch.nn.functional as F
 
 from repro.datasets import find_times, load_times
 from repro.dualbatch import DualBatchPlan, ParameterServer
-from repro.measure import MemoryMeter, MemoryModel, TimeModel, describe_device, time_interleaved
+from repro.measure import (
+    LinearMemoryModel,
+    MemoryMeter,
+    TimeModel,
+    describe_device,
+    time_interleaved,
+)
 from repro.models import resnet18, resnet_cifar
 
 Step = Callable[[], None]
@@ -129,7 +135,7 @@ def remembering(device: str) -> None:
             step()
         return meter.peak_bytes
 
-    model = MemoryModel.fit(sizes, [peak(size) for size in sizes])
+    model = LinearMemoryModel.fit(sizes, [peak(size) for size in sizes])
     errors = [100 * abs(peak(n) / model.predict(n) - 1) for n in (128, 256, 512)]
     print(f"memory of 128, 256 and 512 from 8 to 64: largest error {verdict(max(errors), 3.7)}")
 

@@ -76,7 +76,7 @@ def training_step(
     torch.manual_seed(0)
     network = build(**model).to(device).train()
     if recompute:
-        checkpoint_blocks(network, repeated_blocks(network), keep_randomness=False)
+        checkpoint_blocks(network, repeated_blocks(network))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(batch, 3, side, side, device=device)
     labels = torch.randint(0, 10, (batch,), device=device)
@@ -202,7 +202,7 @@ def perceptron(recompute: bool = False) -> Callable[[], None]:
     pairs = [torch.nn.Sequential(*layers[i : i + 4]) for i in range(0, 24, 4)]
     network = torch.nn.Sequential(*pairs, torch.nn.Linear(1024, 10))
     if recompute:
-        checkpoint_blocks(network, ["Sequential"], keep_randomness=False)
+        checkpoint_blocks(network, ["Sequential"])
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-4)
     samples, labels = torch.randn(512, 1024), torch.randint(0, 10, (512,))
 

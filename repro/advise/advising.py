@@ -1,8 +1,7 @@
 """All methods for one batch and one memory, ranked."""
 
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,22 +29,11 @@ TITLES = {
     "checkpointing_mbs": "checkpointing + MBS",
     "mbs_in_outofcore": "MBS in out-of-core",
 }
-_BATCHNORM = "; BatchNorm normalises by its micro-batch"
-CHANGES = {  # that a method makes in the mathematics
-    "undivided": "nothing",
-    "accumulation": "none where the loss is a mean over samples and the weights are right"
-    + _BATCHNORM,
-    "mbs": "none: the mini-batch's gradient, for any loss that can be divided" + _BATCHNORM,
-    "mbs_deferred": "as MBS; running statistics are pooled",
-    "outofcore": "nothing, to the last bit",
-    "outofcore_file": "nothing, to the last bit",
-    "checkpointing": "none but that BatchNorm's running statistics are updated twice",
-    "save_on_cpu": "nothing",
-    "checkpointing_mbs": "as of both",
-    "mbs_in_outofcore": "as MBS",
-}
-# Times that differ by less, relatively, are equal: by rounding; by noise where they are measured.
-_TIE, _NOISE = 1e-9, 0.05
+CHANGES = (
+    "In micro-batches BatchNorm normalises by its micro-batch, and gradient accumulation needs a "
+    "loss that is a mean over samples; checkpointing updates BatchNorm's running statistics twice. "
+    "Otherwise each method computes the mini-batch's gradient."
+)
 GIB = 2**30
 
 
@@ -81,30 +69,21 @@ class Advice:
 
     def table(self) -> list[dict[str, str]]:
         """A row for each method, in words."""
-        return [self._row(row) for row in self.rows]
-
-    def _row(self, row: Prediction) -> dict[str, str]:
-        cells = {
-            "method": TITLES[row.method],
-            "fits": "yes" if row.fits else "no",
-            "peak (GiB)": f"{row.peak_bytes / GIB:.3g}",
-        }
-        if self._is_measured:
-            cells["measured (s)"] = _number(row.measured_s, ".3g")
-            cells["predicted (s)"] = _number(row.seconds, ".3g")
-        return cells | {
-            "time over undivided": _number(row.slowdown),
-            "at least": _number(row.bound),
-            "host (GiB)": _number(row.host_bytes / GIB or None, ".3g"),
-            "largest batch": _number(row.largest, ","),
-            "μ-batch": str(row.settings.get("micro_batch") or DASH),
-            "changes": CHANGES[row.method],
-            "note": row.reason or DASH,
-        }
-
-    @property
-    def _is_measured(self) -> bool:
-        return any(row.measured_s for row in self.rows)
+        measured = any(row.measured_s for row in self.rows)
+        return [
+            {
+                "method": TITLES[row.method],
+                "fits": "yes" if row.fits else "no",
+                "peak (GiB)": f"{row.peak_bytes / GIB:.3g}",
+                **({"measured (s)": _number(row.measured_s, ".3g")} if measured else {}),
+                "predicted (s)": _number(row.seconds, ".3g"),
+                "time over undivided": _number(row.slowdown, ".2f"),
+                "host (GiB)": _number(row.host_bytes / GIB or None, ".3g"),
+                "largest batch": _number(row.largest, ","),
+                "μ-batch": str(row.settings.get("micro_batch") or DASH),
+            }
+            for row in self.rows
+        ]
 
     def answer(self) -> str:
         """Which method to take, in a sentence or two."""
@@ -119,19 +98,11 @@ class Advice:
             said += f", {best.measured_s:.3g} s a step as measured"
         if best.method == "undivided":
             return f"Take no method: the batch fits undivided, {said}."
-        said = f"Take {TITLES[best.method]}: {said}"
         if best.slowdown is not None:
             percent = round(100 * (best.slowdown - 1))
             word = "faster" if percent < 0 else "slower"
             said += f", {abs(percent)} % {word} than undivided would be"
-        said += "."
-        if best.method == "mbs":
-            said += (
-                " Over plain gradient accumulation it weights unequal parts and masked losses so "
-                "that the gradient is the whole batch's, refuses losses that cannot be divided, "
-                "and loads a part while another is computed."
-            )
-        return said
+        return f"Take {TITLES[best.method]}: {said}."
 
     def text(self, method: str | None = None) -> str:
         """The answer, the table, its sources, and the code of the best method or another."""
@@ -143,23 +114,14 @@ class Advice:
         )
         sources = (
             f"Times: {self.grounds}. Peaks: live tensors of a recorded step; what kernels take "
-            "inside comes on top. At least: no schedule of the method is faster. μ-batch: samples "
-            "of a micro-batch."
+            "inside comes on top. μ-batch: samples of a micro-batch. Predicted times can be far "
+            "off (`python -m repro show together/advice`): --measure, or measure=True, times steps."
         )
-        if not self._is_measured:
-            sources += (
-                " Predicted times can be far off (`python -m repro show together/advice`): where "
-                "two are close, measure them (measure=True, --measure)."
-            )
-        rows = self.table()
-        notes = ["Changes in the mathematics, and remarks"]
-        for row in rows:
-            said, reason = row.pop("changes"), row.pop("note")
-            notes.append(f"  {row['method']}: {said}" + f" ({reason})" * (reason != DASH))
+        reasons = [f"{TITLES[row.method]}: {row.reason}" for row in self.rows if row.reason]
         parts = [
             terminal.prose(self.answer()),
-            terminal.table(rows, title),
-            terminal.prose("\n".join(notes), "     "),
+            terminal.table(self.table(), title),
+            terminal.prose("\n".join([CHANGES, *reasons])),
             terminal.prose(sources),
         ]
         chosen = method or (self.best.method if self.best else None)
@@ -168,7 +130,7 @@ class Advice:
         return "\n\n".join(parts)
 
 
-def _number(value: float | None, form: str = ".2f") -> str:
+def _number(value: float | None, form: str) -> str:
     return DASH if value is None else f"{value:{form}}"
 
 
@@ -182,7 +144,7 @@ def advise(
     measure: bool = False,
     **given: Any,
 ) -> Advice:
-    """Predict for each method whether a batch fits, its time and its change in the mathematics.
+    """Predict for each method whether a batch fits, and its time.
 
     Nothing is computed but, where the device is present, some steps of small batches that are
     measured, and with `measure` steps of each method that fits. No argument is changed.
@@ -211,12 +173,10 @@ def advise(
     kind = "cpu" if device == "cpu" else "accelerator"
     workload = Workload.of(model, **given)
     predict(workload, "undivided", batch, memory_bytes, device=kind)  # refuses what cannot be
-    speed = Speed.of(device if device in DEVICES else "cpu" if device == "cpu" else "H100")
+    speed = Speed.of(device if device in ("cpu", *DEVICES) else "H100")
     if present and probe_seconds:
         try:
             speed = probe(workload, device, batch, memory_bytes, probe_seconds)
-        except AdviceError:
-            raise
         except Exception as error:
             raise AdviceError(
                 f"a training step of {workload.name} failed on {device} "
@@ -237,22 +197,17 @@ def advise(
     return Advice(workload, batch, memory_bytes, device, grounds, ranked(rows))
 
 
-def ranked(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
+def ranked(rows: Iterable[Prediction]) -> tuple[Prediction, ...]:
     """Methods that fit first, measured ones, by time; of those that take as long, the plainest."""
 
-    def rank(row: Prediction) -> tuple[bool, bool, float]:
+    def rank(row: Prediction) -> tuple[bool, bool, float, int]:
         # Without a time it goes behind undivided training, of which it is a variation.
         time = row.measured_s or (1.0 + 1e-6 if row.slowdown is None else row.slowdown)
-        return not row.fits, row.measured_s is None, time
+        # Equal times differ by rounding.
+        return not row.fits, row.measured_s is None, float(f"{time:.9g}"), places[row.method]
 
-    left, done = sorted(rows, key=rank), list[Prediction]()
-    while left:
-        misfit, predicted, time = rank(left[0])
-        most = misfit, predicted, time * (1 + (_TIE if predicted else _NOISE))
-        ties = [r for r in left if rank(r) <= most]
-        done += sorted(ties, key=lambda row: [*METHODS].index(row.method))
-        left = left[len(ties) :]
-    return tuple(done)
+    places = {method: place for place, method in enumerate(METHODS)}
+    return tuple(sorted(rows, key=rank))
 
 
 def _is_present(device: str) -> bool:
@@ -270,17 +225,12 @@ def _is_present(device: str) -> bool:
     return accelerator.present() == kind
 
 
-_UNITS = {
-    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-}  # fmt: skip
-
-
 def parse_memory(text: str) -> int:
     """Bytes of a text such as ``16GiB``, ``800 MB`` or ``123456789``; else an AdviceError."""
-    parts = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", text)
-    unit = _UNITS.get(parts[2].upper() or "B") if parts else None
-    if parts is None or unit is None or (nbytes := math.floor(float(parts[1]) * unit)) < 1:
+    parts = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*(?:([KMGT]?)(I?)B)?\s*", text.upper())
+    number, prefix, binary = parts.groups(default="") if parts else ("0", "", "")
+    nbytes = int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix or " "))
+    if nbytes < 1:
         raise AdviceError(f"the memory is {text[:40]!r}: give bytes with a unit, such as 16GiB")
     return nbytes
 

@@ -1,6 +1,6 @@
 """One training step, recorded on tensors without content, at any batch size."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
 
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"
-_RECORDED = (2, 4)  # batch sizes; one of 1 may take other paths
+FEW, MORE = 2, 4  # samples of the recorded steps; one alone may take other paths
 Vector = NDArray[np.float64]
 
 
@@ -56,12 +56,10 @@ class _Costs(TorchDispatchMode):
 class Iteration:
     """A training step as a trace whose sizes and work are linear in the batch size."""
 
-    few: int  # the smaller batch size that was recorded
-    more: int  # the larger
-    small: Trace  # at `few`
-    large: Trace  # at `more`
-    costs: tuple[Cost, ...]  # of each function at `few`
-    larger: tuple[Cost, ...]  # at `more`
+    small: Trace  # of `FEW` samples
+    large: Trace  # of `MORE`
+    costs: tuple[Cost, ...]  # of each function with `FEW` samples
+    larger: tuple[Cost, ...]  # with `MORE`
 
     def trace(self, batch: int) -> Trace:
         """The trace of a step at a batch size."""
@@ -72,7 +70,7 @@ class Iteration:
         """Bytes of some variables together."""
         chosen = list(names)
         small, large = (sum(t.sizes[name] for name in chosen) for t in (self.small, self.large))
-        return small + (large - small) * (batch - self.few) // (self.more - self.few)
+        return small + (large - small) * (batch - FEW) // (MORE - FEW)
 
     def without(self, names: frozenset[str]) -> "Iteration":
         """The step with some variables that take no memory."""
@@ -87,33 +85,28 @@ class Iteration:
         """The step with a batch that takes no memory."""
         return self.without(self.inputs)
 
-    def _line(self, small: Iterable[float], large: Iterable[float], batch: int) -> Vector:
-        """Values at a batch size, on the line through those of both traces, at least 0."""
-        low, high = np.asarray(list(small), float), np.asarray(list(large), float)
-        return np.maximum(0.0, low + (high - low) * (batch - self.few) / (self.more - self.few))
-
     def flops(self, batch: int) -> Vector:
         """Floating-point operations of each function, (n,)."""
-        return self._line((c.flops for c in self.costs), (c.flops for c in self.larger), batch)
+        small, large = ([cost.flops for cost in own] for own in (self.costs, self.larger))
+        return _on_line(small, large, batch)
 
     def touched(self, batch: int) -> Vector:
         """Bytes that each function reads and writes, (n,)."""
-        return self._line(self.small.needs_bytes, self.large.needs_bytes, batch)
+        return _on_line(self.small.needs_bytes, self.large.needs_bytes, batch)
 
     def alive(self, batch: int) -> Vector:
         """Bytes alive while each function runs, (n,)."""
-        return self._line(self.small.live_bytes, self.large.live_bytes, batch)
+        return _on_line(self.small.live_bytes, self.large.live_bytes, batch)
 
     def kept_on_host(self, batch: int) -> tuple[Vector, int]:
         """Memory where saved tensors leave the device until the backward pass.
 
-        Returns:
-            (n,) bytes alive while each function runs, and the bytes that go to the host: a tensor
-            goes as often as operations save it.
+        Returns (n,) bytes alive while each function runs, and the bytes that go to the host: a
+        tensor goes as often as operations save it.
         """
         backward = self.phases == BACKWARD
         low, high = (_saved_away(t, backward, self.inputs) for t in (self.small, self.large))
-        both = self._line(low, high, batch)
+        both = _on_line(low, high, batch)
         return both[:-1], int(both[-1])
 
     @cached_property
@@ -147,65 +140,70 @@ class Iteration:
         kept = {*trace.persistent, *trace.held} - self.inputs
         return sum(trace.sizes[n] for n in kept if trace.kinds.get(n) == "buffer")
 
-    @cached_property
-    def passes(self) -> tuple[Vector, Vector]:
-        """Bytes alive in a pass after the first, (n,) at both sizes, batch and sums left out.
+    def alive_again(self, batch: int) -> Vector:
+        """Bytes alive in a pass after the first, (n,), sums of gradients among them, no batch.
 
         A gradient counts where it is made: it lies beside the sum until it is added.
         """
-        rest = self.without(self.gradients | self.inputs)
         made = np.zeros(len(self.costs))
         for name in self.gradients:
             made[self.small.accesses[name][0]] += self.small.sizes[name]
-        return made + rest.small.live_bytes, made + rest.large.live_bytes
+        return made + self._without_gradients.alive(batch) + self.bytes_of(self.gradients, FEW)
 
-    def alive_again(self, batch: int) -> Vector:
-        """Bytes alive in a pass after the first, (n,), the sums of gradients among them."""
-        small, large = self.passes
-        return self._line(small, large, batch) + self.bytes_of(self.gradients, self.few)
+    @cached_property
+    def _without_gradients(self) -> "Iteration":
+        return self.without(self.gradients | self.inputs)
+
+
+def _on_line(
+    small: Sequence[float] | Vector, large: Sequence[float] | Vector, batch: int
+) -> Vector:
+    """Values at a batch size, on the line through those of both traces, at least 0."""
+    low, high = np.asarray(small, float), np.asarray(large, float)
+    return np.maximum(0.0, low + (high - low) * (batch - FEW) / (MORE - FEW))
 
 
 def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, list[int]]:
     """The trace of a step in several micro-batches: all passes, and then the update.
 
     The first pass makes the gradients; each further one makes them anew and adds them. `trace` is
-    that of `iteration` at the micro-batch's size.
-
-    Returns:
-        It, and for each of its functions the index of one of `trace` that takes as long; a sum
-        takes as long as the last function does.
+    that of `iteration` at the micro-batch's size. Also returned is, for each function, the index of
+    one of `trace` that takes as long; a sum takes as long as the last function.
     """
-    n, lasting = len(trace.functions), trace.persistent
+    lasting, last = trace.persistent, len(trace.functions) - 1
     born = {name for name in iteration.gradients if name not in lasting}
     functions: list[Function] = []
     order: list[int] = []
     sizes, kinds = dict(trace.sizes), dict(trace.kinds)
-    for time in range(times):
 
-        def renamed(name: str, time: int = time) -> str:
-            # The last pass keeps the names, so that the update finds its inputs.
-            first = name in lasting or (name in born and time == 0)
-            return name if first or (time == times - 1 and name not in born) else f"{name}.{time}"
+    def renamed(name: str, time: int) -> str:
+        """A pass's own variable; the last pass keeps the names, as the update reads them."""
+        first = name in lasting or (name in born and time == 0)
+        kept = first or (time == times - 1 and name not in born)
+        new = name if kept else f"{name}.{time}"
+        sizes[new] = trace.sizes[name]
+        if name in trace.kinds:
+            kinds[new] = trace.kinds[name]
+        return new
 
-        for number in np.flatnonzero(iteration.phases != UPDATE).tolist():
-            function = trace.functions[number]
-            for name in function.variables:
-                sizes[renamed(name)] = trace.sizes[name]
-                if name in trace.kinds:
-                    kinds[renamed(name)] = trace.kinds[name]
-            both = (tuple(map(renamed, part)) for part in (function.inputs, function.outputs))
-            functions.append(Function(function.name, *both))
-            order.append(number)
-            for name in function.outputs:
-                if time and name in born and trace.accesses[name][0] == number:
-                    functions.append(Function("aten.add_", (name, f"{name}.{time}"), (name,)))
-                    order.append(n - 1)
-    for number in np.flatnonzero(iteration.phases == UPDATE).tolist():
-        functions.append(trace.functions[number])
+    updates = iteration.phases == UPDATE
+    passes = [(time, n) for time in range(times) for n in np.flatnonzero(~updates).tolist()]
+    for time, number in passes:
+        function = trace.functions[number]
+        both = (
+            tuple(renamed(n, time) for n in part) for part in (function.inputs, function.outputs)
+        )
+        functions.append(Function(function.name, *both))
         order.append(number)
-    last = {name: number for number, f in enumerate(functions) for name in f.variables}
-    deaths = {n: number + 1 for n, number in last.items() if n.partition(".")[0] not in lasting}
-    there = {*last, *trace.held}
+        for name in function.outputs:
+            if time and name in born and trace.accesses[name][0] == number:
+                functions.append(Function("aten.add_", (name, f"{name}.{time}"), (name,)))
+                order.append(last)
+    order += np.flatnonzero(updates).tolist()
+    functions += [trace.functions[number] for number in np.flatnonzero(updates)]
+    ends = {name: number for number, f in enumerate(functions) for name in f.variables}
+    deaths = {n: number + 1 for n, number in ends.items() if n.partition(".")[0] not in lasting}
+    there = {*ends, *trace.held}
     sizes = {name: size for name, size in sizes.items() if name in there}
     kinds = {name: kind for name, kind in kinds.items() if name in there}
     return Trace(tuple(functions), sizes, kinds, deaths), order
@@ -238,12 +236,10 @@ def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
     `step_of` returns a step of one model, which leaves nothing behind and whose optimizer has its
     state. A ValueError where steps of two batch sizes differ in more than sizes.
     """
-    (small, costs), (large, larger) = (_record(step_of(batch)) for batch in _RECORDED)
+    (small, costs), (large, larger) = (_record(step_of(batch)) for batch in (FEW, MORE))
     if small.functions != large.functions:
-        raise ValueError(
-            f"steps of {_RECORDED[0]} and {_RECORDED[1]} samples run different operations"
-        )
-    return Iteration(*_RECORDED, small, large, costs, larger)
+        raise ValueError(f"steps of {FEW} and {MORE} samples run different operations")
+    return Iteration(small, large, costs, larger)
 
 
 def _record(step: Callable[[], object]) -> tuple[Trace, tuple[Cost, ...]]:

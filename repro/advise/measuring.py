@@ -42,13 +42,12 @@ def measured(
             )
         done = [_measured(workload, row, batch, where, memory_bytes) for row in rows]
     base = next(row.measured_s for row in done if row.method == "undivided")
-
-    def compared(row: Prediction) -> Prediction:
-        if not row.measured_s:
-            return row
-        return replace(row, slowdown=row.measured_s / base if base else None, bound=None)
-
-    return [compared(row) for row in done]
+    return [
+        replace(row, slowdown=row.measured_s / base if base else None, bound=None)
+        if row.measured_s
+        else row
+        for row in done
+    ]
 
 
 def _measured(
@@ -79,17 +78,14 @@ def _seconds(workload: Workload, code: str, batch: Any, device: torch.device) ->
     warmup = SETTLING if "OutOfCore" in code else WARMUP
     times: list[float] = []
 
-    def mark() -> None:
-        accelerator.synchronize(device)
-        times.append(time.perf_counter())
-
     def loader() -> Iterator[Any]:
-        for _ in range(warmup + STEPS):
-            mark()
-            yield batch
-        mark()
+        for _ in range(warmup + STEPS + 1):
+            accelerator.synchronize(device)
+            times.append(time.perf_counter())
+            if len(times) <= warmup + STEPS:
+                yield batch
 
-    parts, _ = workload.built(min(2, len(batch[0])), device)
+    parts = workload.built(min(2, len(batch[0])), device)
     given = {name: getattr(parts, name) for name in ("model", "loss_fn", "optimizer")}
     given |= {"torch": torch, "device": str(device), "loader": loader()}
     with tempfile.TemporaryDirectory() as folder, torch.enable_grad():

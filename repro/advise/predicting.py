@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.advise.iterations import UPDATE, Iteration, Vector, repeated
+from repro.advise.iterations import FEW, UPDATE, Iteration, Vector, repeated
 from repro.advise.speed import FILE, Speed
 from repro.advise.workload import AdviceError, Workload
 from repro.measure import largest_batch
@@ -25,37 +25,23 @@ _TUNED = 800  # functions of a trace whose window is tuned in a second or two
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted memory and time of one method and one batch.
+    """The predicted memory and time of one method and one batch."""
 
-    Attributes:
-        method: One of `METHODS`.
-        batch: Samples of the mini-batch.
-        fits: Whether it trains within the memory.
-        peak_bytes: The most on the device at once; where it does not fit, what it would take.
-        slowdown: Seconds over those of the undivided step (if that fitted); None where
-            nothing is known of it, or nothing runs.
-        bound: The least that the method can take, likewise: of out-of-core what no schedule beats,
-            of `save_on_cpu` copies that overlap whole; else None.
-        seconds: Of a step.
-        host_bytes: Of host memory (or of the file) beside what the process has anyway.
-        largest: The largest batch that fits by it; None where any does, or nothing is known.
-        settings: Options of the method, such as ``micro_batch``.
-        reason: Why it does not fit, or a remark; may be empty.
-        measured_s: Seconds of a step as measured, where that was asked for. `slowdown` is then over
-            undivided steps measured likewise; None where those were not.
-    """
-
-    method: str
-    batch: int
-    fits: bool
-    peak_bytes: int
+    method: str  # one of `METHODS`
+    batch: int  # samples of the mini-batch
+    fits: bool  # whether it trains within the memory
+    peak_bytes: int  # on the device at once; where it does not fit, what it would take
+    # Seconds over those of the undivided step (if that fitted), and the least that the method can
+    # take likewise: no schedule of out-of-core is faster, no copies of `save_on_cpu`. None where
+    # nothing is known, or nothing runs.
     slowdown: float | None
     bound: float | None
-    seconds: float | None
-    host_bytes: int = 0
-    largest: int | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    reason: str = ""
+    seconds: float | None  # of a step
+    host_bytes: int = 0  # of host memory (or of the file) beside what the process has anyway
+    largest: int | None = None  # batch that fits; None where any does, or nothing is known
+    settings: dict[str, Any] = field(default_factory=dict)  # such as ``micro_batch``
+    reason: str = ""  # why it does not fit, or a remark
+    # Of a step, where that was asked for; `slowdown` is then over undivided steps as measured.
     measured_s: float | None = None
 
 
@@ -90,12 +76,9 @@ def predict(
             raise AdviceError(f"{name} is {value!r}: give a whole number of at least 1")
     if method not in METHODS:
         raise AdviceError(f"method is {method!r}: choose {', '.join(METHODS)}")
-    if speed is None:
-        speed = Speed.of("cpu" if device == "cpu" else "H100")
-    case = _Case(
-        workload, workload.plain, method, batch, memory_bytes, speed, speed.beside_bytes,
-        on_cpu=device == "cpu", simulated=simulated,
-    )  # fmt: skip
+    on_cpu = device == "cpu"
+    speed = speed or Speed.of("cpu" if on_cpu else "H100")
+    case = _Case(workload, method, batch, memory_bytes, speed, on_cpu, simulated)
     return METHODS[method](case)
 
 
@@ -104,20 +87,20 @@ class _Case:
     """One question, and the quantities that several methods need."""
 
     workload: Workload
-    plain: Iteration
     method: str
     batch: int
     memory: int
     speed: Speed
-    beside: int  # bytes of the allocator beside live tensors
     on_cpu: bool
     simulated: bool
 
-    @property
-    def budget(self) -> int:
-        """Limit for `OutOfCore`."""
+    def __post_init__(self) -> None:
+        self.plain = self.workload.plain
+        self.beside = self.speed.beside_bytes
         available = self.memory if self.on_cpu else int(SWAPPED_SHARE * self.memory)
-        return max(0, available - self.beside)
+        self.budget = max(0, available - self.beside)  # for `OutOfCore`
+        # An accelerator hides the host's time for a recomputed block.
+        self.block_s = self.speed.block_s if self.on_cpu else 0.0
 
     # ---- memory
 
@@ -142,8 +125,7 @@ class _Case:
         peak = np.where(iteration.phases == UPDATE, update, iteration.alive_again(micro)).max()
         if not self.simulated:
             ring = 1 + PREFETCH if streamed else 1
-            samples = self.batch if self.on_cpu else min(self.batch, ring * micro)
-            peak += self.batch_bytes(samples)
+            peak += self.batch_bytes(self.batch if self.on_cpu else min(self.batch, ring * micro))
         if streamed:  # running statistics are copied, to be put back where memory runs out
             peak += iteration.buffer_bytes
         return math.ceil(peak) + self.beside
@@ -152,11 +134,12 @@ class _Case:
         """The most that one operation needs."""
         return int(self.counted(iteration).touched(batch).max())
 
-    def largest(self, peak_of: Callable[[int], int], allowed: int | None = None) -> int:
-        """The largest batch, or micro-batch, that fits into the memory or other bytes."""
-        most = self.memory if allowed is None else allowed
+    def largest(self, peak_of: Callable[[int], int], allowed: int) -> int:
+        """The largest batch, or micro-batch, that fits into so many bytes."""
         # Memory is linear in the batch size but for which function has most: a search is quick.
-        return largest_batch(lambda size: size <= _MOST and peak_of(size) <= most, within=1 << 30)
+        return largest_batch(
+            lambda size: size <= _MOST and peak_of(size) <= allowed, within=1 << 30
+        )
 
     def micro_batch(self, most: int) -> int:
         """Samples of each of as few micro-batches as can be, alike but for one sample."""
@@ -172,11 +155,6 @@ class _Case:
         return times + self.speed.seen_s if self.on_cpu else np.maximum(times, self.speed.seen_s)
 
     @property
-    def block_s(self) -> float:
-        """Seconds of the host for a recomputed block, which an accelerator hides."""
-        return self.speed.block_s if self.on_cpu else 0.0
-
-    @property
     def streamed_s(self) -> tuple[float, float] | None:
         """Extra seconds of MBS with the first micro-batch and with each further one, if known."""
         if not self.on_cpu or self.method == "accumulation":
@@ -187,20 +165,18 @@ class _Case:
         """Seconds of a mini-batch in micro-batches of `micro` samples or one less."""
         count = -(-self.batch // micro)
         few, more = divmod(self.batch, count)
-        total = 0.0
+        update, total = iteration.phases == UPDATE, 0.0
         for size, times in ((few, count - more), (few + 1, more)):
-            if not times:
-                continue
-            seconds = self.times(iteration, size)
-            update = iteration.phases == UPDATE
-            total += times * (float(seconds[~update].sum()) + iteration.blocks * self.block_s)
-            last = float(seconds[update].sum())
+            if times:
+                seconds = self.times(iteration, size)
+                total += times * (float(seconds[~update].sum()) + iteration.blocks * self.block_s)
+                last = float(seconds[update].sum())
         if (streamed := self.streamed_s) is not None:
             total += streamed[0] + (count - 1) * streamed[1]
         elif count > 1:  # each gradient is added to the sum: read, read and written
-            nbytes = iteration.bytes_of(iteration.gradients, iteration.few)
-            moving = 3 * nbytes / (REACHED * self.speed.device.bandwidth)
-            total += (count - 1) * max(moving, len(iteration.gradients) * LAUNCH_S)
+            moving = 3 * iteration.bytes_of(iteration.gradients, FEW)
+            moving_s = moving / (REACHED * self.speed.device.bandwidth)
+            total += (count - 1) * max(moving_s, len(iteration.gradients) * LAUNCH_S)
         return total + last
 
     # ---- answers
@@ -219,14 +195,17 @@ class _Case:
         return self.answer(peak, None, fits=False, reason=reason, **others)
 
     def undivided(
-        self, peak_of: Callable[[int], int], seconds: float, least: float | None = None,
-        **others: Any,
-    ) -> Prediction:  # fmt: skip
+        self,
+        peak_of: Callable[[int], int],
+        seconds: float,
+        least: float | None = None,
+        host: int = 0,
+    ) -> Prediction:
         """The answer of a method that does not divide the mini-batch."""
-        largest = self.largest(peak_of)
+        largest = self.largest(peak_of, self.memory)
         reason = "" if largest >= self.batch else f"at most {largest} samples fit"
-        sizes = {"largest": largest, "reason": reason, **others}
-        return self.answer(peak_of(self.batch), seconds, least, **sizes)
+        given = {"host_bytes": host, "largest": largest, "reason": reason}
+        return self.answer(peak_of(self.batch), seconds, least, **given)
 
     def swapped(
         self, trace: Trace, seen: Vector, link: tuple[float, float]
@@ -250,7 +229,7 @@ def _undivided(case: _Case) -> Prediction:
 def _divided(case: _Case, iteration: Iteration | None = None) -> Prediction:
     iteration, streamed = iteration or case.plain, case.method != "accumulation"
     peak = partial(case.divided_bytes, iteration, streamed)
-    fitting = min(case.batch, case.largest(peak))
+    fitting = min(case.batch, case.largest(peak, case.memory))
     micro = case.micro_batch(fitting)
     if streamed and case.speed.streaming_refused:
         return case.refused(peak(micro))
@@ -290,7 +269,7 @@ def _save_on_cpu(case: _Case) -> Prediction:
 
     moved = case.plain.kept_on_host(case.batch)[1]
     into, out = (moved / rate for rate in case.speed.link)
-    return case.undivided(peak, base + into + out, max(base, into, out), host_bytes=moved)
+    return case.undivided(peak, base + into + out, max(base, into, out), moved)
 
 
 def _outofcore(case: _Case) -> Prediction:
@@ -327,8 +306,7 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         return case.refused(single.smallest_budget + case.beside)
     if count == 1:
         prediction = _outofcore(case)
-        settings = prediction.settings | {"micro_batch": micro}
-        return replace(prediction, settings=settings)
+        return replace(prediction, settings=prediction.settings | {"micro_batch": micro})
     settings = {"micro_batch": micro, "budget_bytes": budget}
     outcomes = []
     for repeats in sorted({2, min(count, 3)}):  # the third shows the time of each further one
@@ -340,13 +318,15 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         seconds, least, peak, host = case.swapped(trace, seen, case.speed.link)
         host += trace.held_bytes if trace.peak_bytes > budget else 0
         outcomes.append((seconds, least, peak, host))
-    times, leasts, peaks, hosts = zip(*outcomes, strict=True)
+    first, last = np.array(outcomes[0]), np.array(outcomes[-1])
+    seconds, least = (first + (count - 2) * (last - first))[:2]
     first_s, more_s = case.streamed_s or (0.0, 0.0)
+    peak, host = np.maximum(first, last)[2:].astype(int)
     return case.answer(
-        max(peaks) + case.beside,
-        times[0] + (count - 2) * (times[-1] - times[0]) + (first_s + (count - 1) * more_s),
-        leasts[0] + (count - 2) * (leasts[-1] - leasts[0]),
-        host_bytes=max(hosts) + (0 if case.on_cpu else case.batch_bytes(case.batch)),
+        int(peak) + case.beside,
+        float(seconds) + (first_s + (count - 1) * more_s),
+        float(least),
+        host_bytes=int(host) + (0 if case.on_cpu else case.batch_bytes(case.batch)),
         settings=settings,
     )
 

@@ -35,36 +35,23 @@ _CPU = Device("cpu", 1e11, 1e11, 4e10, 0)
 
 @dataclass(frozen=True)
 class Speed:
-    """Times of operations and copies on a device.
+    """Times of operations and copies on a device."""
 
-    Attributes:
-        device: By whose rates the operations of a step compare with each other.
-        grounds: Source of the seconds.
-        link: Bytes/s of copies (to the device, to the host).
-        seen_s: Extra seconds of each operation under `OutOfCore`.
-        moved_s: Extra seconds of each of its copies over a simulation.
-        block_s: Extra seconds of a recomputed block over its operations.
-        streamed_s: Extra seconds of MBS over the operations of micro-batches: with the first, and
-            with each further one, its sums of gradients among it. None where not measured.
-        deferred_s: The same with deferred BatchNorm.
-        streaming_refused: Why MBS refused the step; empty where it did not, or was not tried.
-        measured: By phase of a step, its seconds at each of `sizes`; empty where nothing was.
-        sizes: Batch sizes that were measured, ascending.
-        beside_bytes: Held by the allocator beside live tensors, as measured.
-    """
-
-    device: Device
-    grounds: str
-    link: tuple[float, float] = (LINK, LINK)
-    seen_s: float = SEEN_S
-    moved_s: float = 0.0
-    block_s: float = 0.0
+    device: Device  # by whose rates the operations of a step compare with each other
+    grounds: str  # source of the seconds
+    link: tuple[float, float] = (LINK, LINK)  # bytes/s of copies (to the device, to the host)
+    seen_s: float = SEEN_S  # extra seconds of each operation under `OutOfCore`
+    moved_s: float = 0.0  # extra seconds of each of its copies over a simulation
+    block_s: float = 0.0  # extra seconds of a recomputed block over its operations
+    # Extra seconds of MBS over the operations of micro-batches: with the first, and with each
+    # further one, its sums of gradients among it; None where not measured.
     streamed_s: tuple[float, float] | None = None
-    deferred_s: tuple[float, float] | None = None
-    streaming_refused: str = ""
+    deferred_s: tuple[float, float] | None = None  # the same with deferred BatchNorm
+    streaming_refused: str = ""  # why MBS refused the step, if it was tried
+    # By phase of a step, its seconds at each of `sizes`, ascending; empty where nothing was.
     measured: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
-    beside_bytes: int = 0
+    beside_bytes: int = 0  # held by the allocator beside live tensors, as measured
 
     @classmethod
     def of(cls, name: str = "H100") -> "Speed":
@@ -74,12 +61,8 @@ class Speed:
         """
         if name == "cpu":
             return cls(_CPU, "a CPU's proportions, not measured", (1e10, 1e10))
-        if name not in DEVICES:
-            raise ValueError(f"the device {name!r} has no data sheet: choose {', '.join(DEVICES)}")
-        return cls(
-            DEVICES[name],
-            f"the data sheet of {name} at {REACHED:.0%}, ESTIMATED; copies at {LINK / 1e9:g} GB/s",
-        )
+        copies = f"copies at {LINK / 1e9:g} GB/s"
+        return cls(DEVICES[name], f"the data sheet of {name} at {REACHED:.0%}, ESTIMATED; {copies}")
 
     def seconds(self, iteration: Iteration, plain: Iteration, batch: int) -> Vector:
         """Seconds of each function of a step at a batch size, (n,).
@@ -89,13 +72,13 @@ class Speed:
         times = self._by_rates(iteration, batch)
         if not self.measured:
             return times
-        base = times if iteration is plain else self._by_rates(plain, batch)
-        scales = {}
-        for phase in _MEASURED:
-            total = base[plain.phases == phase].sum()
-            scales[phase] = self._interpolated(phase, batch) / total if total else 0.0
-        scales[RECOMPUTE] = scales[FORWARD]
-        return times * np.array([scales[str(phase)] for phase in iteration.phases])
+        base = self._by_rates(plain, batch)
+        for phase in (*_MEASURED, RECOMPUTE):
+            like = FORWARD if phase == RECOMPUTE else phase
+            total = base[plain.phases == like].sum()
+            scale = self._interpolated(like, batch) / total if total else 0.0
+            times[iteration.phases == phase] *= scale
+        return times
 
     def _by_rates(self, iteration: Iteration, batch: int) -> Vector:
         low = [cost.low for cost in iteration.costs]
@@ -128,8 +111,7 @@ def probe(
     raises on real tensors is raised.
     """
     device = accelerator.resolve(device)
-    kept = accelerator.forked_rng(device)
-    with kept, accelerator.on(device), machine({}, device.type), torch.enable_grad():
+    with accelerator.forked_rng(device), accelerator.on(device), machine({}, device.type):
         return _Probe(workload, device, batch, seconds).speed(limit_bytes)
 
 
@@ -147,24 +129,15 @@ class _Probe:
     def speed(self, limit_bytes: int) -> Speed:
         times, beside = self._grown(min(limit_bytes, memory_state(self.device).free_bytes))
         if not times:
-            size = min(self.batch, _SMALLEST)
-            grounds = (
-                f"no step fits to be measured: {size} samples take {self._live(size):,} bytes; "
-                "proportions of a data sheet, ESTIMATED"
-            )
+            grounds = "no step fits to be measured; proportions of a data sheet, ESTIMATED"
             return replace(Speed.of("H100" if self.queued else "cpu"), grounds=grounds)
-        first = min(times)
-        first_s, seen = sum(times[first].values()), SEEN_S
-        if (2 + _REPEATS) * first_s < self.end - time.perf_counter():
-            seen = self._seen_s(first, first_s)
         sizes = tuple(sorted(times))
         where = accelerator.name(self.device) if self.queued else "this CPU"
         sheets = (sheet for name, sheet in DEVICES.items() if name in where)
         speed = Speed(
             next(sheets, DEVICES["H100"]) if self.queued else _CPU,
             f"steps of {', '.join(map(str, sizes))} samples measured on {where}",
-            self._link(),
-            seen,
+            link=self._link(),
             measured={phase: tuple(times[size][phase] for size in sizes) for phase in _MEASURED},
             sizes=sizes,
             beside_bytes=beside,
@@ -181,16 +154,16 @@ class _Probe:
         while self._live(size) <= room:
             try:
                 with MemoryMeter(self.device) if self.queued else nullcontext() as meter:
-                    timed = self._timed_phases(size)
+                    times[size] = self._timed_phases(size)
             except RuntimeError as error:
                 if not times or not is_out_of_memory(error):
                     raise
                 break
-            times[size] = timed
             if isinstance(meter, MemoryMeter):
                 held = meter.peak_reserved_bytes - meter.start_bytes
                 beside = max(beside, held - self._live(size))
-            round_s, left = sum(timed.values()) * (_REPEATS + 1), self.half - time.perf_counter()
+            round_s = sum(times[size].values()) * (_REPEATS + 1)
+            left = self.half - time.perf_counter()
             growth = next((g for g in (_GROWTH, 2) if g * round_s <= left), 0)
             if size == self.batch or not growth:
                 break
@@ -202,19 +175,15 @@ class _Probe:
 
         A warm-up comes before; after half of the time there is one further round alone.
         """
-        parts, _ = self.workload.built(size, self.device)
+        parts = self.workload.built(size, self.device)
         loss: list[torch.Tensor] = []
         rounds: list[Phases] = []
-
-        def one() -> Phases:
-            parts.optimizer.zero_grad(set_to_none=True)
+        while len(rounds) <= _REPEATS:
+            parts.clear()
             forward = self._took(lambda: loss.append(parts.forward()))
             backward = self._took(lambda: loss.pop().backward())
             update = self._took(parts.optimizer.step)
-            return {FORWARD: forward, BACKWARD: backward, UPDATE: update}
-
-        for _ in range(_REPEATS + 1):
-            rounds.append(one())
+            rounds.append({FORWARD: forward, BACKWARD: backward, UPDATE: update})
             if len(rounds) > 1 and time.perf_counter() > self.half:
                 break
         return {phase: min(timed[phase] for timed in rounds[1:]) for phase in rounds[0]}
@@ -226,34 +195,17 @@ class _Probe:
         accelerator.synchronize(self.device)
         return time.perf_counter() - start
 
-    def _swapping(
-        self, size: int, budget: int, rounds: int, enough_s: float, **options: Any
-    ) -> list[float]:
-        """Seconds of steps under `OutOfCore`."""
-        _, step = self.workload.built(size, self.device)
-        took: list[float] = []
-        with OutOfCore(budget, device=self.device, **options) as block:
-            for number in range(rounds):
-                took.append(self._took(step))
-                block.step()
-                if number >= 3 and sum(took) > enough_s:
-                    break
-        return took
-
-    def _seen_s(self, size: int, plain_s: float) -> float:
-        """Extra seconds of an operation under `OutOfCore` where nothing is swapped."""
-        took = self._swapping(size, 1 << 62, 2 + _REPEATS, float("inf"))
-        least = min(took[2:])  # recorded and planned before
-        return max(0.0, least - plain_s) / len(self.workload.plain.small.functions)
-
     def _with_extras(self, speed: Speed) -> Speed:
         """Measure extra seconds while there is time: so long steps hide them."""
-        size = speed.sizes[len(speed.sizes) // 2]
-        step_s = sum(seconds[len(speed.sizes) // 2] for seconds in speed.measured.values())
+        middle = len(speed.sizes) // 2
+        size, steps = speed.sizes[middle], zip(*speed.measured.values(), strict=True)
+        seconds = [sum(step) for step in steps]
 
-        def time_for(steps: int) -> bool:
+        def time_for(steps: int, step_s: float = seconds[middle]) -> bool:
             return steps * step_s <= self.end - time.perf_counter()
 
+        if time_for(2 + _REPEATS, seconds[0]):
+            speed = replace(speed, seen_s=self._seen_s(speed.sizes[0], seconds[0]))
         if time_for(4 + _REPEATS):
             speed = replace(speed, moved_s=self._moved_s(speed, size))
         if self.queued:  # an accelerator goes on meanwhile
@@ -270,6 +222,22 @@ class _Probe:
             speed = replace(speed, streamed_s=micro, deferred_s=deferred)
         return speed
 
+    def _swapping(self, size: int, budget: int, rounds: int, **options: Any) -> list[float]:
+        """Seconds of steps under `OutOfCore`."""
+        parts = self.workload.built(size, self.device)
+        took: list[float] = []
+        with OutOfCore(budget, device=self.device, **options) as block:
+            while len(took) < rounds and (len(took) < 4 or sum(took) <= _ENOUGH_S):
+                took.append(self._took(parts.step))
+                block.step()
+        return took
+
+    def _seen_s(self, size: int, plain_s: float) -> float:
+        """Extra seconds of an operation under `OutOfCore` where nothing is swapped."""
+        took = self._swapping(size, 1 << 62, 2 + _REPEATS)
+        least = min(took[2:])  # recorded and planned before
+        return max(0.0, least - plain_s) / len(self.workload.plain.small.functions)
+
     def _moved_s(self, speed: Speed, size: int) -> float:
         """Extra seconds of a copy over a simulation: threads, locks, caches."""
         plain = self.workload.plain
@@ -281,7 +249,7 @@ class _Probe:
             return 0.0
         rounds = _REPEATS + 3  # recorded, planned, and once more
         try:
-            took = self._swapping(size, budget, rounds, _ENOUGH_S, window_bytes=None)
+            took = self._swapping(size, budget, rounds, window_bytes=None)
         except BudgetTooSmall:  # by tensors that the first iteration holds of the one before
             return 0.0
         return max(0.0, min(took[3:]) - simulated.time_s) / len(simulated.transfers)
@@ -291,7 +259,7 @@ class _Probe:
         iteration = self.workload.checkpointed
         if isinstance(iteration, str) or not iteration.blocks:
             return 0.0
-        step = self.workload.built(size, self.device, checkpointing=True)[1]
+        step = self.workload.built(size, self.device, checkpointing=True).step
         took = min(self._took(step) for _ in range(1 + _REPEATS))
         expected_s = float(speed.seconds(iteration, self.workload.plain, size).sum())
         return max(0.0, took - expected_s) / iteration.blocks
@@ -302,12 +270,12 @@ class _Probe:
         passes = float(speed.seconds(plain, plain, size)[plain.phases != UPDATE].sum())
         extra = []
         for count in (1, _MICRO):
-            parts, _ = self.workload.built(count * size, self.device)
+            parts = self.workload.built(count * size, self.device)
             how: dict[str, Any] = {"device": self.device, "batchnorm": rule, "check": "off"}
             streamer = MicroBatchStreamer(parts.model, parts.loss_fn, size, **how)
             took = []
             for _ in range(1 + _REPEATS):
-                parts.optimizer.zero_grad(set_to_none=True)
+                parts.clear()
                 took.append(self._took(partial(streamer.backward, parts.inputs, parts.targets)))
             extra.append(min(took[1:]) - count * passes)
         return max(0.0, extra[0]), max(0.0, (extra[1] - extra[0]) / (_MICRO - 1))
@@ -319,12 +287,11 @@ class _Probe:
             # Of tensors that hold half of a step's bytes: caches speed up small ones.
             sizes = np.sort([s for s in self.workload.plain.trace(self.batch).sizes.values() if s])
             nbytes = int(sizes[np.searchsorted(np.cumsum(sizes), sizes.sum() / 2)])
-        host = torch.zeros(nbytes, dtype=torch.uint8)
-        if self.queued:
-            host = host.pin_memory()
+        host = accelerator.empty_pinned(nbytes, self.device, torch.uint8).zero_()
         on_device = torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
-        rates = []
-        for into, of in ((on_device, host), (host, on_device)):
+
+        def rate(into: torch.Tensor, of: torch.Tensor) -> float:
             into.copy_(of)
-            rates.append(nbytes / min(self._took(partial(into.copy_, of)) for _ in range(_REPEATS)))
-        return rates[0], rates[1]
+            return nbytes / min(self._took(partial(into.copy_, of)) for _ in range(_REPEATS))
+
+        return rate(on_device, host), rate(host, on_device)

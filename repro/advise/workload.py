@@ -4,7 +4,7 @@ import copy
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,14 +19,12 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
-from repro.advise.iterations import Iteration, recorded
+from repro.advise.iterations import FEW, Iteration, recorded
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
 from repro.measure.checks import is_whole
 from repro.measure.fake_tensors import imagined
 
-Step = Callable[[], object]
 _KNOWN_NUMBERS = 1 << 24  # of a tensor whose values are known
-_FIRST = 2  # samples; normalisation by the batch takes no fewer
 Blocks = Iterable[str] | Callable[[nn.Module], None]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
@@ -45,6 +43,7 @@ class Workload:
 
     name: str  # for texts
     model: Callable[[], nn.Module]  # returns the model anew
+    shape: nn.Module  # the model without content
     samples: Callable[[int], tuple[Any, Any]]  # returns inputs and targets of a batch size
     loss_fn: Callable[..., Tensor]  # called with outputs and targets
     optimizer: Callable[..., torch.optim.Optimizer]  # makes the optimizer of some parameters
@@ -87,10 +86,8 @@ class Workload:
         """
         if isinstance(optimizer, str):
             if optimizer not in OPTIMIZERS:
-                raise AdviceError(
-                    f"optimizer is {optimizer!r}: choose {', '.join(OPTIMIZERS)}, or give a "
-                    "function that makes one of parameters"
-                )
+                known = ", ".join(OPTIMIZERS)
+                raise AdviceError(f"optimizer is {optimizer!r}: choose {known}, or give a function")
             optimizer = OPTIMIZERS[optimizer]
         make: Callable[[], nn.Module]
         if isinstance(model, str):
@@ -106,12 +103,12 @@ class Workload:
                 shape = make()
             except ValueError as error:  # its own texts say what there is
                 raise AdviceError(str(error)) from error
-            if blocks is None:
-                blocks = repeated_blocks(shape)
-            elif not callable(blocks):
-                blocks = tuple(blocks)
             samples = _images(shape, image) if example is None else partial(_resized, example)
-        return cls(name, make, samples, loss_fn, optimizer, blocks)
+        if blocks is None:
+            blocks = repeated_blocks(shape)
+        elif not callable(blocks):
+            blocks = tuple(blocks)
+        return cls(name, make, shape, samples, loss_fn, optimizer, blocks)
 
     @cached_property
     def plain(self) -> Iteration:
@@ -126,26 +123,25 @@ class Workload:
         try:
             return self._recorded(True)
         except AdviceError as error:  # such as of blocks that change what they are given
-            blocks = "by a function" if callable(self.blocks) else ", ".join(self.blocks)
-            return f"recomputing {blocks} failed ({error}): name others by blocks="
-
-    @cached_property
-    def _shape(self) -> nn.Module:
-        """The model without content."""
-        with torch.device("meta"):
-            return self.model()
+            return f"recomputing blocks failed ({error}): name others by blocks="
 
     def _recorded(self, checkpointing: bool) -> Iteration:
         try:
-            # Tensors on the device "meta" are quicker, but take attention and LSTMs apart where no
-            # device does: then tensors that say they are a CPU's. These may have values, too.
-            if not any(isinstance(part, nn.LSTM) for part in self._shape.modules()):
-                with suppress(Exception), torch.device("meta"):
-                    iteration = recorded(self._recordable(checkpointing))
-                    if not any(cost.name == "aten._safe_softmax" for cost in iteration.costs):
-                        return iteration
             with _imagined_with_values():
-                return recorded(self._recordable(checkpointing))
+                parts = self.built(FEW, checkpointing=checkpointing)
+                parts.step()  # only parameters with a gradient get a state
+                parts.clear()
+
+                def step_of(batch: int) -> Callable[[], None]:
+                    parts.inputs, parts.targets = self.samples(batch)
+
+                    def step() -> None:
+                        parts.step()
+                        parts.clear()
+
+                    return step
+
+                return recorded(step_of)
         except AdviceError:
             raise
         except Exception as error:
@@ -156,42 +152,20 @@ class Workload:
                 "numbers and masks of the example hold: leave out what is asked for them"
             ) from error
 
-    def _recordable(self, checkpointing: bool) -> Callable[[int], Step]:
-        """A function to steps that leave no gradient; the optimizer has its state."""
-        parts, step = self.built(_FIRST, checkpointing=checkpointing)
-        step()  # only parameters with a gradient get a state
-        parts.optimizer.zero_grad(set_to_none=True)
-
-        def step_of(batch: int) -> Step:
-            parts.inputs, parts.targets = self.samples(batch)
-
-            def step() -> None:
-                parts.forward().backward()
-                parts.optimizer.step()
-                parts.optimizer.zero_grad(set_to_none=True)
-
-            return step
-
-        return step_of
-
     def built(
-        self,
-        batch: int,
-        device: str | torch.device | None = None,
-        checkpointing: bool = False,
-    ) -> tuple["Parts", Step]:
-        """Make model, optimizer and batch, and a step that trains them.
+        self, batch: int, device: str | torch.device | None = None, checkpointing: bool = False
+    ) -> "Parts":
+        """Make model, optimizer and batch.
 
         `device` is None in a context that makes tensors without content.
         """
         # Drawing initial weights may never end on tensors without content.
-        model = (self.model() if device is not None else _twin(self._shape)).train()
+        model = (self.model() if device is not None else _twin(self.shape)).train()
         if checkpointing:
             if callable(self.blocks):
                 self.blocks(model)
             else:
-                # Without content there is no random state to keep.
-                checkpoint_blocks(model, self.blocks, keep_randomness=device is not None)
+                checkpoint_blocks(model, self.blocks)
         loss_fn = self.loss_fn
         if isinstance(loss_fn, nn.Module):
             loss_fn = _twin(loss_fn)
@@ -201,8 +175,7 @@ class Workload:
             loss_fn = loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn
             inputs, targets = to_device((inputs, targets), torch.device(device))
         trained = [p for p in model.parameters() if p.requires_grad]
-        parts = Parts(model, loss_fn, self.optimizer(trained), inputs, targets)
-        return parts, parts.step
+        return Parts(model, loss_fn, self.optimizer(trained), inputs, targets)
 
 
 @dataclass
@@ -219,9 +192,13 @@ class Parts:
         """Loss of the batch, ()."""
         return self.loss_fn(call_model(self.model, self.inputs), self.targets)
 
+    def clear(self) -> None:
+        """Free the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
     def step(self) -> None:
         """Train one step."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear()
         self.forward().backward()
         self.optimizer.step()
 
@@ -232,20 +209,19 @@ def repeated_blocks(model: nn.Module) -> tuple[str, ...]:
     Where there is none, `nn.Sequential` where the model consists of such.
     """
     counts = Counter(type(module).__name__ for module in model.modules() if _is_block(module))
-    names: dict[str, None] = {}
-
-    def look(module: nn.Module) -> None:
-        for child in module.children():
-            name = type(child).__name__
-            if _is_block(child) and counts[name] > 1:
-                names[name] = None
-            else:
-                look(child)
-
-    look(model)
+    outermost = _outermost(model, lambda m: _is_block(m) and counts[type(m).__name__] > 1)
+    names = dict.fromkeys(type(module).__name__ for module in outermost)
     if not names and any(type(m) is nn.Sequential and len(m) > 1 for m in model.children()):
         return ("Sequential",)
     return tuple(names)
+
+
+def _outermost(module: nn.Module, wanted: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
+    for child in module.children():
+        if wanted(child):
+            yield child
+        else:
+            yield from _outermost(child, wanted)
 
 
 def _is_block(module: nn.Module) -> bool:
@@ -256,43 +232,24 @@ def _is_block(module: nn.Module) -> bool:
     return type(module) not in none and inside > 1
 
 
-def checkpoint_blocks(
-    model: nn.Module, blocks: Iterable[str], keep_randomness: bool = True
-) -> None:
+def checkpoint_blocks(model: nn.Module, blocks: Iterable[str]) -> None:
     """Have a model recompute its outermost modules of some classes in the backward pass.
 
     By torch's `checkpoint`, without reentry. BatchNorm then updates its running statistics twice.
-
-    Args:
-        model: Changed in place; its parameters keep their names.
-        blocks: Names of classes.
-        keep_randomness: Recompute with the random numbers of the forward pass.
+    The model is changed in place; its parameters keep their names.
 
     Raises:
         AdviceError: The model has no module of such a class.
     """
     names = set(blocks)
-
-    def wrap(module: nn.Module) -> None:
-        for child in module.children():
-            if type(child).__name__ in names:
-                child.forward = partial(
-                    checkpoint,
-                    child.forward,
-                    use_reentrant=False,
-                    preserve_rng_state=keep_randomness,
-                )
-                wrapped.append(child)
-            else:
-                wrap(child)
-
-    wrapped: list[nn.Module] = []
-    wrap(model)
-    if not wrapped:
+    found = list(_outermost(model, lambda module: type(module).__name__ in names))
+    if not found:
         inside = sorted({type(part).__name__ for part in model.modules() if part is not model})
         raise AdviceError(
             f"the model has no module of {', '.join(sorted(names))}: choose of {', '.join(inside)}"
         )
+    for block in found:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 class _Constants(TorchDispatchMode):

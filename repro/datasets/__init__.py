@@ -11,7 +11,6 @@ Example:
 
 from repro.datasets.catalogue import NAMES, available, download, load, looked_for
 from repro.datasets.decoding import StreamedImages, dense
-from repro.datasets.generators import synthetic
 from repro.datasets.image_data import (
     CorruptDatasetError,
     DataFolderError,
@@ -50,5 +49,4 @@ __all__ = [
     "low_resolution",
     "noisy",
     "phantom",
-    "synthetic",
 ]

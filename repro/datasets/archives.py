@@ -136,7 +136,7 @@ def content_hash(files: Sequence[Path], base: Path) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, 64 hexadecimal digits; refused if it is none, as a pipe would wait."""
+    """SHA-256 of a file in hexadecimal digits; refused if it is none, as a pipe would wait."""
     if not path.is_file():
         raise CorruptDatasetError(f"{path} is no file: remove it, or provide the dataset again")
     with path.open("rb") as file:

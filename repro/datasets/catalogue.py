@@ -6,14 +6,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from repro import paths
-from repro.datasets import embedded, generators, phantom, pictures, sources
-from repro.datasets.archives import Decoded, cached
-from repro.datasets.decoding import StreamedImages, exceeds_memory
+from repro.datasets import embedded, phantom, pictures, sources
+from repro.datasets.archives import SPLITS, Decoded, cached
+from repro.datasets.decoding import StreamedImages
 from repro.datasets.image_data import (
     CorruptDatasetError,
     DataFolderError,
@@ -26,24 +26,25 @@ from repro.datasets.image_data import (
     check_size,
     digest,
 )
+from repro.measure.host import memory_bytes
 
 Root = str | os.PathLike[str] | None
 
 EMBEDDED = {"digits": "inside scikit-learn", "photos": "inside scikit-image"}
 LABELLED = ("cifar10", "cifar100", "flowers102", "flowers5", "imagenet")
 ON_DISK = (*LABELLED, "carvana", "camvid", *pictures.NAMES)
-NAMES = (*EMBEDDED, *ON_DISK, "phantom", "synthetic")
+NAMES = (*EMBEDDED, *ON_DISK, "phantom")
 
 ROAD = sources.CAMVID_CLASSES.index("road")
 FORMAT = 1  # raised when the same files decode to other pixels, labels or splits
 PROBE_TIMEOUT_S = 5.0
+MEMORY_SHARE = 0.5  # of the machine's memory, at most, for the decoded images of ImageNet
 TRAIN_SHARE = 0.8  # of all images, if a set is divided at random
 
 _MADE: dict[str, Callable[..., ImageData]] = {  # need no files from the user
     "digits": embedded.digits,
     "photos": embedded.photos,
     "phantom": phantom.phantom,
-    "synthetic": generators.synthetic,
 }
 _CONTENT = {
     "cifar10": "CIFAR-10",
@@ -100,7 +101,7 @@ def load(
             to test), or ``random``: of all images `TRAIN_SHARE` to train on and the rest to test,
             divided equally on every machine.
         download: Try to download a missing set.
-        **options: Of `generators.synthetic`, `phantom.phantom` or `embedded.photos`.
+        **options: Of `phantom.phantom` or `embedded.photos`.
 
     Raises:
         DataFolderError: `root` or `$REPRO_DATA` is no folder, and the dataset lies in a later one.
@@ -116,7 +117,10 @@ def load(
         return _MADE[name](size, **options)
     source = _find(name, root)
     if source is None:
-        source = _downloaded(name, root, allowed=download)
+        fetched = _fetch(name, root) if download else "not tried, download=False"
+        if isinstance(fetched, str):
+            raise _not_found(name, root, fetched)
+        source = fetched
     elif not source.path.is_relative_to(paths.data_roots(root)[0]):
         _check_folders(root)
     data = _read(name, source, size, per_class, split)
@@ -125,20 +129,18 @@ def load(
 
 def _road_against_rest(data: ImageData) -> ImageData:
     """CamVid with masks of 1 for road and 0 otherwise: the stand-in for Carvana."""
-
-    def binary(split: Split) -> Split:
-        masks = cast(torch.Tensor, split.masks)
-        return replace(split, masks=(masks == ROAD).byte())
-
+    splits = {
+        name: replace(split, masks=(split.masks == ROAD).byte())
+        for name in SPLITS
+        if (split := getattr(data, name)) is not None
+    }
     return replace(
         data,
         record_name=f"{data.record_name}-road",
         provenance=f"{data.provenance[:-1]}; masks road against rest, a stand-in for Carvana.",
         fingerprint=digest([data.fingerprint, "road"])[:16],
         classes=("rest", "road"),
-        train=binary(data.train),
-        test=binary(data.test),
-        val=binary(data.val) if data.val else None,
+        **splits,
     )
 
 
@@ -161,13 +163,8 @@ def available(root: Root = None) -> dict[str, str]:
         DataFolderError: `root` or `$REPRO_DATA` is no folder.
     """
     _check_folders(root)
-    found = {name: _find(name, root) for name in ON_DISK}
-    on_disk = {name: _located(source) for name, source in found.items() if source is not None}
-    return {**EMBEDDED, **on_disk, "phantom": "generated", "synthetic": "generated"}
-
-
-def _located(source: sources.Source) -> str:
-    return f"{source.layout} at {source.path}"
+    on_disk = {name: source.located for name in ON_DISK if (source := _find(name, root))}
+    return {**EMBEDDED, **on_disk, "phantom": "generated"}
 
 
 def looked_for(name: str) -> str:
@@ -187,11 +184,11 @@ def download(names: Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str
         if name not in ON_DISK:
             report[name] = f"present: {EMBEDDED.get(name, 'generated')}"
         elif source := _find(name, root):
-            report[name] = f"present: {_located(source)}"
+            report[name] = f"present: {source.located}"
         elif isinstance(found := _fetch(name, root), str):
             report[name] = f"not downloaded: {found}"
         else:
-            report[name] = f"downloaded: {_located(found)}"
+            report[name] = f"downloaded: {found.located}"
     return report
 
 
@@ -212,10 +209,12 @@ def _check_options(
         check_counts(per_class=per_class)
     if split not in ("official", "random"):
         raise DatasetError(f"split={split!r}: expected 'official' or 'random'")
-    given = {"per_class": per_class is not None, "binary": binary, "split": split == "random"}
-    served = {"per_class": LABELLED, "binary": ("camvid",), "split": ("flowers102",)}
-    for option, names in served.items():
-        if given[option] and name not in names:
+    for option, given, names in (
+        ("per_class", per_class is not None, LABELLED),
+        ("binary", binary, ("camvid",)),
+        ("split", split == "random", ("flowers102",)),
+    ):
+        if given and name not in names:
             raise DatasetError(f"{option}= is not for {name!r}, only for {', '.join(names)}")
     if options and name not in _MADE:
         raise DatasetError(f"{name!r} takes no option {', '.join(options)}")
@@ -228,19 +227,14 @@ def _find(name: str, root: Root) -> sources.Source | None:
     return next((source for source in candidates if source is not None), None)
 
 
-def _downloaded(name: str, root: Root, *, allowed: bool) -> sources.Source:
-    """Download a dataset once; return its source."""
-    found = _fetch(name, root) if allowed else "not tried, download=False"
-    if not isinstance(found, str):
-        return found
+def _not_found(name: str, root: Root, why: str) -> DatasetNotFoundError:
     folders = "\n  ".join(str(folder) for folder in paths.data_roots(root))
     files = "\n  ".join(sources.looked_for(name))
-    raise DatasetNotFoundError(
+    return DatasetNotFoundError(
         f"dataset {name!r} was not found.\nLooked for:\n  {files}\nin the folders:\n  {folders}"
-        f"\nDownload: {found}.\nThree ways to provide it, with the layouts of data/README.md:"
+        f"\nDownload: {why}.\nThree ways to provide it, with the layouts of data/README.md:"
         f"\n  1. load({name!r}, root=FOLDER)\n  2. set $REPRO_DATA to its folder\n  3. put it "
-        "into ./data\nOr name data that is always there: 'synthetic', or the embedded "
-        f"{' and '.join(map(repr, EMBEDDED))}."
+        f"into ./data\nOr name data that is always there: {' or '.join(map(repr, _MADE))}."
     )
 
 
@@ -249,10 +243,9 @@ def _fetch(name: str, root: Root) -> sources.Source | str:
     if (url := _ADDRESSES.get(name)) is None:
         return _BY_HAND.get(name, "no public address is known that serves this layout")
     # A closed network may drop packets, and torchvision waits without a limit.
-    request = urllib.request.Request(url, method="HEAD")
     try:
-        with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S):
-            pass
+        request = urllib.request.Request(url, method="HEAD")
+        urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         if error.code in (403, 407):  # a refusal; other codes may concern only HEAD
             return f"{url} is refused ({error})"
@@ -275,19 +268,14 @@ def _streamed(
     source: sources.Source, size: int | Size | None, per_class: int | None
 ) -> Decoded | None:
     """A set with encoded images; None unless decoded images would exceed the memory."""
-    if not source.streams or size is None:
+    if source.hashed is not None or size is None:
         return None
     classes, items = source.listing(per_class)
-    if not exceeds_memory(sum(map(len, items.values())), size):
+    images: dict[str, Any] = {name: StreamedImages(own, size) for name, own in items.items()}
+    if sum(own.shape.numel() for own in images.values()) <= MEMORY_SHARE * memory_bytes():
         return None
-    splits = {
-        name: Split(
-            cast(torch.Tensor, StreamedImages(members, size)),
-            torch.tensor([item.label for item in members]),
-        )
-        for name, members in items.items()
-    }
-    return Decoded(classes, splits)
+    labels = {name: torch.tensor([item.label for item in own]) for name, own in items.items()}
+    return Decoded(classes, {name: Split(own, labels[name]) for name, own in images.items()})
 
 
 def _read(

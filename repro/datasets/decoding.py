@@ -1,9 +1,6 @@
 """Decoding of images to uint8 tensors, at once or, if they exceed the memory, as needed."""
 
 import io
-import threading
-import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,15 +21,12 @@ from repro.datasets.image_data import (
     as_pair,
     check_memory,
 )
-from repro.measure.host import memory_bytes
 
+Prepare = Callable[[Image.Image], Image.Image]
 Encoded = bytes | memoryview | Path | np.ndarray  # an array holds pixels already
 
 # PIL reads some 40 more, and calls programs for some of them, such as Ghostscript for EPS.
 FORMATS = ("JPEG", "PNG", "PPM", "TIFF", "BMP", "GIF", "WEBP")
-
-THREADED_PIXELS = 100 * 100  # least pixels of an image for which threads are faster
-MEMORY_SHARE = 0.5  # largest share of the machine's memory for decoded images
 
 
 @dataclass(frozen=True)
@@ -45,21 +39,12 @@ class Item:
     mask: Encoded | None = None
 
 
-def decode(
-    items: Sequence[Item],
-    size: int | Size | None,
-    prepare: Callable[[Image.Image], Image.Image] | None = None,
-) -> Split:
-    """Decode and resize `items`, in their order.
+def decode(items: Sequence[Item], size: int | Size | None, prepare: Prepare | None = None) -> Split:
+    """Decode and resize `items`, in their order; `prepare` is applied before.
 
-    Args:
-        items: At least one; all with a label, all with a mask, or all with neither.
-        size: As of `repro.datasets.load`; with None all images must have one size.
-        prepare: Applied to each image before it is resized.
-
-    Raises:
-        CorruptDatasetError: An image cannot be decoded, or a mask does not fit its image.
-        DatasetError: `size` is None and the images differ in size, or they exceed the memory.
+    There is at least one; all have a label, all a mask, or all neither. With None for `size` all
+    must have one size. Raises DatasetError: an image cannot be decoded or has another size, a mask
+    does not fit its image, or the images exceed the memory.
     """
     first, mask = _decode_one(items[0], size, prepare)
     check_memory(
@@ -80,12 +65,8 @@ def decode(
         if masks is not None:
             masks[index] = mask
 
-    # PIL decodes without holding the interpreter lock, so that threads suffice; small images spend
-    # most of their time in Python, so that threads only wait for each other.
-    with opened(items[0].name, items[0].image) as image:
-        small = image.width * image.height < THREADED_PIXELS
-    with ThreadPoolExecutor(1 if small else None) as pool:
-        deque(pool.map(fill, range(len(items))), 0)
+    with ThreadPoolExecutor() as pool:  # PIL decodes without holding the interpreter lock
+        list(pool.map(fill, range(len(items))))
     labels = [item.label for item in items if item.label is not None]
     return Split(
         torch.from_numpy(images),
@@ -101,8 +82,7 @@ class StreamedImages:
     """
 
     def __init__(self, items: Sequence[Item], size: int | Size) -> None:
-        self._items = items
-        self._size = size
+        self._items, self._size = items, size
         self.shape = torch.Size((len(items), 3, *as_pair(size)))
 
     def __len__(self) -> int:
@@ -119,12 +99,6 @@ class StreamedImages:
 def dense(images: Tensor | StreamedImages) -> Tensor:
     """Images as a tensor, decoded if necessary."""
     return images.decoded() if isinstance(images, StreamedImages) else images
-
-
-def exceeds_memory(count: int, size: int | Size) -> bool:
-    """Whether `count` decoded colour images of a size exceed `MEMORY_SHARE` of the memory."""
-    height, width = as_pair(size)
-    return count * 3 * height * width > MEMORY_SHARE * memory_bytes()
 
 
 def resized_pixels(image: Image.Image, size: int | Size | None) -> np.ndarray:
@@ -158,9 +132,7 @@ def centre(image: Image.Image, size: Size) -> Image.Image:
 
 
 def _decode_one(
-    item: Item,
-    size: int | Size | None,
-    prepare: Callable[[Image.Image], Image.Image] | None,
+    item: Item, size: int | Size | None, prepare: Prepare | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The image, uint8 (3, H, W), and the mask, uint8 (H, W), of one item."""
     with opened(item.name, item.image) as encoded:
@@ -176,9 +148,6 @@ def _decode_one(
             f"{image.size[0]}x{image.size[1]}: they must be equal"
         )
     return pixels, np.asarray(_resize(mask, size, Image.Resampling.NEAREST))
-
-
-_opening = threading.Lock()
 
 
 @contextmanager
@@ -197,23 +166,23 @@ def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
     if isinstance(encoded, Path) and not encoded.is_file():  # reading a pipe would wait
         raise CorruptDatasetError(f"{name} is no file: remove it, or provide the dataset again")
     try:
-        # PIL warns from its limit on and raises from twice that on. Filters are process-wide.
-        with _opening, warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(source, formats=FORMATS)
-        with image:
+        with Image.open(source, formats=FORMATS) as image:
+            most = Image.MAX_IMAGE_PIXELS  # from twice that on, `open` raises
+            if most is not None and image.width * image.height > most:
+                raise Image.DecompressionBombError
             yield image
     except DatasetError:
         raise
     # For damaged files, decoders raise almost any error: SyntaxError, struct.error, MemoryError.
     except Exception as error:
-        reason, advice = str(error) or type(error).__name__, "provide the dataset again"
+        reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             reason = f"it is none of {', '.join(FORMATS)}"
         elif isinstance(error, Image.DecompressionBombWarning | Image.DecompressionBombError):
             reason = f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels"
-            advice = "take it out, or raise PIL.Image.MAX_IMAGE_PIXELS"
-        raise CorruptDatasetError(f"{name} cannot be decoded ({reason}): {advice}") from error
+        raise CorruptDatasetError(
+            f"{name} cannot be decoded ({reason}): provide it again, or take it out"
+        ) from error
 
 
 def _indices(mask: Image.Image) -> Image.Image:

@@ -47,19 +47,13 @@ def digits(image_size: int | Size | None = None) -> ImageData:
     one_hot = torch.nn.functional.one_hot(labels)
     is_test = (one_hot.cumsum(0) * one_hot).sum(1) % 5 == 0  # position in its class, from 1
     train, test = (whole.chosen(part.nonzero().flatten()) for part in (~is_test, is_test))
-    return ImageData(
-        name="digits",
-        record_name="digits",
-        kind="real",
-        provenance=(
-            "Handwritten digits of 8x8 grey pixels (UCI) that ship inside scikit-learn; every "
-            "fifth of a class is test."
-        ),
-        fingerprint=tensor_digest(train, test)[:16],
-        classes=tuple(str(label) for label in range(10)),
-        train=train,
-        test=test,
+    provenance = (
+        "Handwritten digits of 8x8 grey pixels (UCI) that ship inside scikit-learn; every fifth of "
+        "a class is test."
     )
+    classes = tuple(str(label) for label in range(10))
+    key = tensor_digest(train, test)[:16]
+    return ImageData("digits", "digits", "real", provenance, key, classes, train, test)
 
 
 def photos(
@@ -117,20 +111,13 @@ def photos(
     # Of the files, not the pixels: JPEG decoders differ in the last bit.
     content = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     options = [height, width, train_per_class, test_per_class, seed]
-    return ImageData(
-        name="photos",
-        record_name="photos",
-        kind="real",
-        provenance=(
-            f"Patches of {height}x{width} pixels from {len(files)} colour photographs inside the "
-            "scikit-image wheel; class = photograph, training patches from its left 70 % and test "
-            "patches from its right 30 %, masks = Otsu foreground of luminance, not annotations."
-        ),
-        fingerprint=digest(["photos", 1, *content, *options])[:16],
-        classes=tuple(PHOTOGRAPHS),
-        train=splits[0],
-        test=splits[1],
+    provenance = (
+        f"Patches of {height}x{width} pixels from {len(files)} colour photographs inside the "
+        "scikit-image wheel; class = photograph, training patches from its left 70 % and test "
+        "patches from its right 30 %, masks = Otsu foreground of luminance, not annotations."
     )
+    key = digest(["photos", 1, *content, *options])[:16]
+    return ImageData("photos", "photos", "real", provenance, key, tuple(PHOTOGRAPHS), *splits)
 
 
 def _border(image: np.ndarray) -> int:

@@ -46,7 +46,6 @@ class TensorLoader:
             bilinearly with antialiasing; None is the size of the crop.
         mean: Mean of every channel, of pixels scaled to [0, 1]; by default that of `images`.
         std: Standard deviation of every channel, likewise.
-        drop_last: Leave out the last, smaller batch.
         device: Device of the data and the batches; by default the device of `images`.
 
     Raises:
@@ -68,14 +67,13 @@ class TensorLoader:
         resolution: int | Size | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        drop_last: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         _check_data(images, targets)
         self.masked = targets.dim() == 3
         check_counts(0, seed=seed, padding=padding)
         self.seed, self.padding = int(seed), padding
-        self.shuffle, self.flip, self.drop_last, self.epoch = shuffle, flip, drop_last, 0
+        self.shuffle, self.flip, self.epoch = shuffle, flip, 0
         self._length = len(images)
         height, width = self._image_size = tuple(images.shape[2:])
 
@@ -116,16 +114,8 @@ class TensorLoader:
         )
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Set the batch size from the next iteration on.
-
-        Raises ValueError if it is below 1, or with `drop_last` above the number of images.
-        """
+        """Set the batch size, at least 1, from the next iteration on."""
         check_counts(batch_size=batch_size)
-        if self.drop_last and batch_size > self._length:
-            raise ValueError(
-                f"batch_size={batch_size} with drop_last=True leaves no batch of {self._length} "
-                "images: give a smaller batch size or drop_last=False"
-            )
         self.batch_size = int(batch_size)
 
     def set_resolution(self, resolution: int | Size | None) -> None:
@@ -146,8 +136,7 @@ class TensorLoader:
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
-        full, rest = divmod(self._length, self.batch_size)
-        return full + (rest > 0 and not self.drop_last)
+        return -(-self._length // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.
@@ -173,11 +162,10 @@ class TensorLoader:
             top, left = (torch.full((n,), f // 2) for f in free)
         corner = top * (self._image_size[1] + 2 * self.padding) + left
         flips = torch.randint(2, (n,), generator=generator) if self.flip else torch.zeros(0)
-        on_device = [  # the host does not wait for the epoch before
-            accelerator.pinned(part, self.device).to(self.device, non_blocking=True)
-            for part in (order, corner, flips)
-        ]
-        return on_device[0], on_device[1], on_device[2]
+        plan = order, corner, flips  # the host does not wait for the epoch before
+        pinned = (accelerator.pinned(part, self.device) for part in plan)
+        order, corner, flips = (part.to(self.device, non_blocking=True) for part in pinned)
+        return order, corner, flips
 
     def _batches(
         self, plan: tuple[Tensor, Tensor, Tensor], count: int, batch_size: int, resolution: Size
@@ -221,17 +209,11 @@ class TensorLoader:
 
 
 class Ahead:
-    """A loader's mini-batches, made ahead by a thread while the device computes.
+    """A loader's mini-batches, `count` of them made ahead by a thread while the device computes.
 
-    They are in pinned memory of the host, from which an accelerator copies during computations. For
-    a CPU the loader's are passed on, unless `always` is set, which is faster where they wait for
-    files. During an epoch nothing else may use the loader.
-
-    Args:
-        loader: Iterated once per epoch; its mini-batches are pairs of tensors on the host.
-        device: The device that trains.
-        count: Mini-batches ready or being made, besides the current one, at least 1.
-        always: Use a thread for a CPU, too.
+    They are pairs of tensors in pinned memory of the host, from which an accelerator copies during
+    computations. For a CPU the loader's are passed on, unless `always` is set, which is faster
+    where they wait for files. During an epoch nothing else may use the loader.
     """
 
     def __init__(

@@ -32,9 +32,6 @@ def noisy(images: Tensor, sigma: float, seed: int) -> Tensor:
 
     Its standard deviation is the share `sigma` of the full range of 255. It depends only on the
     seed and the shape.
-
-    Raises:
-        DatasetError: `sigma` is negative.
     """
     if not sigma >= 0:
         raise DatasetError(f"sigma={sigma}: expected at least 0")
@@ -59,10 +56,7 @@ class PatchLoader(TensorLoader):
         batch_size: Patches in a mini-batch.
         patch: Side of an input's patch in pixels; the target's is s times as long.
         augment: Mirror and rotate patches at random (all eight combinations).
-        **options: `seed`, `shuffle`, `crop`, `drop_last` and `device` of `TensorLoader`.
-
-    Raises:
-        ValueError: Inputs and targets do not fit each other, or an argument is out of range.
+        **options: `seed`, `shuffle`, `crop` and `device` of `TensorLoader`.
     """
 
     def __init__(
@@ -90,15 +84,15 @@ class PatchLoader(TensorLoader):
         generator = generator_of(self.seed, self.epoch, 1)
         # Copied once for the whole epoch: a copy per mini-batch would wait for the device.
         draws = torch.randint(2, (3, self._length, 1, 1, 1), generator=generator).bool()
-        return self._patches(super().__iter__(), draws.to(self.device), self.batch_size)
+        parts = draws.to(self.device).split(self.batch_size, 1)
+        return self._patches(super().__iter__(), parts)
 
-    def _patches(self, batches: Iterator[Batch], draws: Tensor, size: int) -> Iterator[Batch]:
-        for number, (stacked, _) in enumerate(batches):
+    def _patches(self, batches: Iterator[Batch], draws: tuple[Tensor, ...]) -> Iterator[Batch]:
+        for (stacked, _), drawn in zip(batches, draws, strict=True):
             inputs = stacked[:, : self._inputs]
             targets = functional.pixel_shuffle(stacked[:, self._inputs :], self.scale)
             if self.augment:
-                batch_draws = draws[:, number * size : number * size + len(stacked)]
-                inputs, targets = _turned(inputs, batch_draws), _turned(targets, batch_draws)
+                inputs, targets = _turned(inputs, drawn), _turned(targets, drawn)
             yield inputs.contiguous(), targets
 
 

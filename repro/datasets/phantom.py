@@ -99,18 +99,12 @@ def phantom(
 
     ranges = [*ELLIPSES.ravel().tolist(), *SIZES, *SHAPES, TURN]
     options = [VERSION, *ranges, height, width, train, test, seed]
-    return ImageData(
-        name="phantom",
-        record_name="phantom",
-        kind="synthetic",
-        provenance=(
-            f"Phantom, generated as the paper's was: {train} + {test} grey images of "
-            f"{height}x{width} pixels, the ten ellipses of the Shepp-Logan phantom with size, "
-            f"shape and orientation drawn at random, seed {seed}; how far they vary is our choice."
-        ),
-        # Of the options, not the pixels: sines differ in the last bit between machines.
-        fingerprint=digest(["phantom", *options])[:16],
-        classes=(),
-        train=make(1, train),
-        test=make(2, test),
+    provenance = (
+        f"Phantom, generated as the paper's was: {train} + {test} grey images of {height}x{width} "
+        "pixels, the ten ellipses of the Shepp-Logan phantom with size, shape and orientation "
+        f"drawn at random, seed {seed}; how far they vary is our choice."
     )
+    # Of the options, not the pixels: sines differ in the last bit between machines.
+    key = digest(["phantom", *options])[:16]
+    splits = make(1, train), make(2, test)
+    return ImageData("phantom", "phantom", "synthetic", provenance, key, (), *splits)

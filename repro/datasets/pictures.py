@@ -1,28 +1,21 @@
 """Photographs without labels, for super-resolution: DIV2K, and BSDS500 as its stand-in."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from PIL import Image
 
 from repro.datasets.archives import file_sha256
-from repro.datasets.decoding import Item, centre, opened
+from repro.datasets.decoding import Item, Prepare, centre, opened
 
 NAMES = ("div2k", "bsds500")
 URL = "https://data.vision.ee.ethz.ch/cvl/DIV2K/"
 # DIV2K's archive and its SHA-256 by split. The authors publish no hashes; these are TensorFlow
 # Datasets' (url_checksums/div2k.txt), used there to check every download.
-DIV2K = {
-    "train": (
-        "DIV2K_train_HR",
-        "9d0b9c463f6e35b6c62cc6a930ee2224f670b34c1df841a57670f9acf0f6c335",
-    ),
-    "test": (
-        "DIV2K_valid_HR",
-        "20dd31fd84d777bc1cf5d6b7654a3f569c0aec74458ae094122ad1d0489900fc",
-    ),
-}
+_TRAIN = "9d0b9c463f6e35b6c62cc6a930ee2224f670b34c1df841a57670f9acf0f6c335"
+_TEST = "20dd31fd84d777bc1cf5d6b7654a3f569c0aec74458ae094122ad1d0489900fc"
+DIV2K = {"train": ("DIV2K_train_HR", _TRAIN), "test": ("DIV2K_valid_HR", _TEST)}
 
 
 def lying(picture: Image.Image) -> Image.Image:
@@ -31,7 +24,7 @@ def lying(picture: Image.Image) -> Image.Image:
     return picture.transpose(Image.Transpose.ROTATE_90) if standing else picture
 
 
-def cut_alike(items: Iterable[Item]) -> Callable[[Image.Image], Image.Image]:
+def cut_alike(items: Iterable[Item]) -> Prepare:
     """A function that turns pictures and cuts the largest centre common to all."""
     sizes = []
     for item in items:

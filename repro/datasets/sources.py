@@ -1,6 +1,5 @@
 """Layouts of a dataset in a folder: others' (torchvision, Kaggle) and our archives."""
 
-import functools
 import itertools
 import os
 from collections import defaultdict
@@ -32,8 +31,13 @@ class Source:
     layout: str  # in words
     path: Path  # archive or folder
     everything: Callable[[], Listing]  # lists classes and all images by split
-    hashed: Callable[[], list[Path]]  # lists the files with the dataset's content
-    streams: bool = False  # images, which are files, may stay encoded if memory is too small
+    # Lists the files with the dataset's content; None for ImageNet's, which may stay encoded.
+    hashed: Callable[[], list[Path]] | None
+
+    @property
+    def located(self) -> str:
+        """Layout and path, in words."""
+        return f"{self.layout} at {self.path}"
 
     def listing(self, per_class: int | None) -> Listing:
         """Classes, and the first `per_class` images of each class (None: all) by split."""
@@ -47,8 +51,8 @@ class Source:
         return classes, kept
 
     def content(self, per_class: int | None) -> str:
-        """A hash of the names of files and their contents, or sizes for images that may stream."""
-        if not self.streams:
+        """A hash of the files' names and contents; of images that may stay encoded, of sizes."""
+        if self.hashed is not None:
             return content_hash(self.hashed(), self.path)
         members = self.listing(per_class)[1].values()
         files = [cast(Path, item.image) for items in members for item in items]
@@ -70,10 +74,10 @@ class Source:
                 "one"
             )
         for name, split in splits.items():
-            if split.masks is not None and int(split.masks.max()) >= len(classes):
+            if split.masks is not None and (most := int(split.masks.max())) >= len(classes):
                 raise CorruptDatasetError(
-                    f"{self.path}: a mask of {name} holds the value {int(split.masks.max())}; "
-                    f"expected class indices 0 to {len(classes) - 1}"
+                    f"{self.path}: a mask of {name} holds the value {most}; expected class indices "
+                    f"0 to {len(classes) - 1}"
                 )
         return Decoded(classes, splits)
 
@@ -117,9 +121,8 @@ def _own_layout(name: str, root: Path) -> Source | None:
         layout=f"{'archive' if packed else 'folder'} {path.name}",
         path=path,
         everything=lambda: _listed(name, contents(), path),
-        hashed=hashed,
         # An archive is read as a whole: if its images exceed the memory, it must be unpacked.
-        streams=name == "imagenet" and not packed,
+        hashed=hashed if packed or name != "imagenet" else None,
     )
 
 
@@ -188,7 +191,6 @@ def _imagenet(name: str, root: Path) -> Source | None:
     if not any((folder / mark).is_file() for mark in marks):
         return None
 
-    @functools.cache
     def everything() -> Listing:
         items = {}
         for split, theirs in (("train", "train"), ("test", "val")):
@@ -197,7 +199,7 @@ def _imagenet(name: str, root: Path) -> Source | None:
             items[split] = [Item(file, Path(file), label=k) for file, k in dataset.samples]
         return tuple(names[0] for names in dataset.classes), items
 
-    return Source(name, "torchvision ImageNet folder", folder, everything, list, streams=True)
+    return Source(name, "torchvision ImageNet folder", folder, everything, None)
 
 
 def _carvana(name: str, root: Path) -> Source | None:
@@ -206,24 +208,19 @@ def _carvana(name: str, root: Path) -> Source | None:
         return None
 
     def everything() -> Listing:
-        images = sorted((folder / "train").glob("*.jpg"))
         # Sixteen views of one car share the name up to the underscore, and stay in one split.
-        cars = sorted({image.stem.rsplit("_", 1)[0] for image in images})
-        held_out = cars[CARVANA_TEST_EVERY - 1 :: CARVANA_TEST_EVERY]
+        views = [(f.stem.rsplit("_", 1)[0], f) for f in sorted((folder / "train").glob("*.jpg"))]
+        held_out = sorted({car for car, _ in views})[CARVANA_TEST_EVERY - 1 :: CARVANA_TEST_EVERY]
         items: dict[str, list[Item]] = {"train": [], "test": []}
-        for image in images:
+        for car, image in views:
             mask = folder / "train_masks" / f"{image.stem}_mask.gif"
             if not mask.is_file():
                 raise CorruptDatasetError(
                     f"{image} has no mask {mask}: unpack train_masks.zip again"
                 )
-            split = "test" if image.stem.rsplit("_", 1)[0] in held_out else "train"
-            items[split].append(Item(str(image), image, mask=mask))
-        if not items["test"]:
-            raise CorruptDatasetError(
-                f"{folder} holds {len(cars)} cars: expected at least {CARVANA_TEST_EVERY}, for "
-                f"every {CARVANA_TEST_EVERY}th is test"
-            )
+            items["test" if car in held_out else "train"].append(Item(str(image), image, mask=mask))
+        if not held_out:
+            raise CorruptDatasetError(f"{folder} holds fewer than {CARVANA_TEST_EVERY} cars")
         return MASK_CLASSES[name], items
 
     def hashed() -> list[Path]:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from repro import paths
 from repro.datasets.image_data import CorruptDatasetError, DatasetNotFoundError, digest
-from repro.measure.files import regular
 
 TIMES = "dualbatch_times"
 _FILES = {"PyTorch": "gtx1080_pytorch.npy", "TensorFlow": "gtx1080_tensorflow.npy"}
@@ -34,10 +33,8 @@ class EpochTimes:
 
 def find_times(root: str | os.PathLike[str] | None = None) -> Path | None:
     """The folder of `EpochTimes`, None if it is not available."""
-    for folder in (folder / TIMES for folder in paths.data_roots(root)):
-        if all((folder / name).is_file() for name in _FILES.values()):
-            return folder
-    return None
+    folders = [folder / TIMES for folder in paths.data_roots(root)]
+    return next((f for f in folders if all((f / n).is_file() for n in _FILES.values())), None)
 
 
 def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
@@ -54,19 +51,16 @@ def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
             f"{TIMES!r} ({', '.join(_FILES.values())}) is in none of {searched}: copy the folder "
             "there, or set $REPRO_DATA"
         )
-    seconds = {}
-    for framework, name in _FILES.items():
-        try:
-            loaded = np.load(regular(folder / name))
-            values = np.trim_zeros(np.asarray(loaded, np.float64), "b")  # the last entry is empty
-            if (
-                len(values) < 2
-                or values.ndim != 1
-                or not (np.isfinite(values) & (values > 0)).all()
-            ):
-                raise ValueError("expected seconds above 0 (finite) for batch sizes 1, 2, ...")
-        except (OSError, ValueError, TypeError, EOFError, MemoryError) as error:
-            raise CorruptDatasetError(f"{folder / name} cannot be read ({error})") from error
-        seconds[framework] = values
+    seconds = {framework: _read(folder / name) for framework, name in _FILES.items()}
     fingerprint = digest(value for values in seconds.values() for value in values)[:16]
     return EpochTimes(seconds, 50_000, fingerprint)
+
+
+def _read(path: Path) -> NDArray[np.float64]:
+    try:
+        values = np.trim_zeros(np.asarray(np.load(path), np.float64), "b")  # the last is empty
+        if len(values) < 2 or values.ndim != 1 or not (np.isfinite(values) & (values > 0)).all():
+            raise ValueError("expected seconds above 0 (finite) for batch sizes 1, 2, ...")
+    except (OSError, ValueError, TypeError, EOFError, MemoryError) as error:
+        raise CorruptDatasetError(f"{path} cannot be read ({error})") from error
+    return values

@@ -97,7 +97,7 @@ def choose_datasets(
 
     check_data(root)
     tasks = paper.datasets[profile]
-    served = sorted({name for names in tasks.values() for name in names} | {"synthetic"})
+    served = sorted({name for names in tasks.values() for name in names})
     for name in wanted:
         if name not in datasets.NAMES:
             raise UsageError(f"unknown dataset {name!r}; choose among {', '.join(datasets.NAMES)}")
@@ -110,11 +110,16 @@ def choose_datasets(
     own_data = profile == "paper" and os.environ.get(STAND_IN, "") in ("", "0")
     chosen = {}
     for task, names in tasks.items():
-        asked = [name for name in wanted if name in names or name == "synthetic"]
+        asked = [name for name in wanted if name in names]
         if own_data and not asked and datasets.TIMES not in names:
             asked = list(names[:1])
         # A task that nothing can stand in for is left out, and its artefacts say "not run".
         chosen[task] = (asked or [name for name in names if name in present] or [""])[0]
+        if len(asked) > 1:
+            raise UsageError(
+                f"datasets {' and '.join(map(repr, asked))} serve the same task of {paper.key}, "
+                f"{task}; give one of them"
+            )
     return chosen
 
 

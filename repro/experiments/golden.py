@@ -75,7 +75,7 @@ def _here(records: Iterable[Record], root: str | None) -> list[Record]:
     """Return the records whose data and device are here."""
     from repro.measure import accelerator
 
-    data = {*arguments.data_at_hand(root), "synthetic", None}
+    data = {*arguments.data_at_hand(root), None}
     return [
         record
         for record in records

@@ -365,7 +365,7 @@ def _choices_of_data(
     used = list(dict.fromkeys(reversed(names)))
     tasks = paper.datasets[profile]
     served = [
-        [name for name in used if name in (*allowed, "synthetic")] or [next(iter(allowed), "")]
+        [name for name in used if name in allowed] or [next(iter(allowed), "")]
         for allowed in tasks.values()
     ]
     for chosen in itertools.product(*served):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from repro.measure.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-    from repro.measure.cost import MemoryModel, Probe, TimeModel, probe
+    from repro.measure.cost import Probe, TimeModel, probe
     from repro.measure.files import NotAFileError, replacing
     from repro.measure.memory import (
         BudgetExceededError,
@@ -32,7 +32,6 @@ __all__ = [
     "LinearMemoryModel",
     "MemoryBudget",
     "MemoryMeter",
-    "MemoryModel",
     "MemoryState",
     "NotAFileError",
     "Probe",

@@ -8,7 +8,7 @@ host clock's.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ class HostMemoryError(RuntimeError):
     """The host has too little memory to pin; the message states the bytes asked for."""
 
 
-Event = Any  # a device's (torch.Event), or `HostEvent`; of one job all are of the same kind
+Event = Any  # a device's (torch.Event), or `HostEvent`
 Stream = Any  # a device's (torch.Stream), or `HostStream`
 
 
@@ -110,11 +110,9 @@ def resolve(device: torch.device | str | None = None) -> torch.device:
         return torch.device(device.type)
     number = count(device)
     if (device.index or 0) >= number:
-        available = f"there are {device.type}:0 to {device.type}:{number - 1}"
-        raise ValueError(
-            f"device is {str(device)!r}, but "
-            + (available if number else f"no {device.type.upper()} device is present; use 'cpu'")
-        )
+        there = f"there are {device.type}:0 to {device.type}:{number - 1}"
+        none = f"no {device.type.upper()} device is present; use 'cpu'"
+        raise ValueError(f"device is {str(device)!r}, but {there if number else none}")
     if device.index is None:
         device = torch.device(device.type, module(device).current_device())
     return device
@@ -191,24 +189,17 @@ def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
 # ---- memory of the device
 
 
-def memory_allocated(device: torch.device | str) -> int:
-    """Bytes of live tensors on an accelerator."""
-    return int(module(device).memory_allocated(device))
+def _counter(name: str) -> Callable[[torch.device | str], int]:
+    """A function that returns an accelerator's number of this name in its module of torch."""
+    return lambda device: int(getattr(module(device), name)(device))
 
 
-def max_memory_allocated(device: torch.device | str) -> int:
-    """The most bytes of live tensors since `reset_peak_memory`."""
-    return int(module(device).max_memory_allocated(device))
-
-
-def memory_reserved(device: torch.device | str) -> int:
-    """Bytes that torch holds on an accelerator, in use or not."""
-    return int(module(device).memory_reserved(device))
-
-
-def max_memory_reserved(device: torch.device | str) -> int:
-    """The most bytes that torch held since `reset_peak_memory`; a memory limit applies to these."""
-    return int(module(device).max_memory_reserved(device))
+# Bytes of live tensors, and bytes that torch holds, in use or not; each now, and the most since
+# `reset_peak_memory`. A memory limit applies to the reserved bytes.
+memory_allocated = _counter("memory_allocated")
+max_memory_allocated = _counter("max_memory_allocated")
+memory_reserved = _counter("memory_reserved")
+max_memory_reserved = _counter("max_memory_reserved")
 
 
 def reset_peak_memory(device: torch.device | str) -> None:
@@ -293,19 +284,14 @@ def empty_pinned(
 def check_pinnable(nbytes: int) -> None:
     """Refuse to pin more than the host has, less a margin: the system would end a process.
 
-    Args:
-        nbytes: Bytes that torch takes (see `pinned_bytes`); fewer than 16 MiB are not checked.
-
-    Raises:
-        HostMemoryError: The host has too little memory.
+    `nbytes` are those that torch takes (see `pinned_bytes`); fewer than 16 MiB are not checked.
+    Raises `HostMemoryError`.
     """
-    if nbytes < _LARGE_BYTES:
-        return
-    if nbytes > (available := pinnable_bytes()):
+    if nbytes >= _LARGE_BYTES and nbytes > (available := pinnable_bytes()):
         raise HostMemoryError(
             f"the host cannot provide {nbytes:,} bytes to pin: {available:,} of its memory may be "
-            "pinned now (of what /proc/meminfo and the control group leave, but for a margin); "
-            "take a smaller batch or a larger budget of the device, or close what else uses it"
+            "pinned now; take a smaller batch or a larger budget of the device, or close what else "
+            "uses it"
         )
 
 
@@ -319,10 +305,10 @@ def _host_memory(nbytes: int, pin: bool) -> Iterator[None]:
     except RuntimeError as error:
         if "memory" not in str(error):
             raise
-        asked = f"{nbytes:,} bytes" + (f", of which torch makes {pinned_bytes(nbytes):,}," * pin)
+        made = f" to pin, of which torch makes {pinned_bytes(nbytes):,}" if pin else " of memory"
         raise HostMemoryError(
-            f"the host cannot provide {asked} {'to pin' if pin else 'of memory'}: take less of it "
-            "at once, or close what else uses it"
+            f"the host cannot provide {nbytes:,} bytes{made}: take less of it at once, or close "
+            "what else uses it"
         ) from error
 
 

@@ -15,15 +15,9 @@ def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> 
 
     `MemoryMeter` sees only tensors that operations return. This function sees every request to
     torch's allocator, such as oneDNN's reordered copies inside a convolution, or cuDNN's
-    workspaces. The call's result counts as well. Memory that a library takes from the system
-    directly does not.
-
-    Args:
-        function: Called once; call it before, so that memory it keeps is not counted.
-        device: ``cpu`` or an accelerator.
-
-    Raises:
-        RuntimeError: On a CPU, another profiler is running, which this call would end.
+    workspaces, and the call's result; not memory that a library takes from the system directly.
+    Call `function` before, so that memory it keeps is not counted. On a CPU a RuntimeError is
+    raised where another profiler is running, which this call would end.
     """
     if accelerator.is_accelerator(device):
         accelerator.synchronize(device)

@@ -111,10 +111,7 @@ def read_batch(
             function keeps them up to date.
 
     Raises:
-        EmptyBatchError: No sample.
-        BatchSizeMismatchError: Numbers of samples differ.
-        UnsplittableBatchError: A part cannot be assigned to samples, or `shared` names a part that
-            is not there.
+        BatchError: Its kinds; the samples are none, unequal, unknown or ambiguous.
     """
     finder = _Finder(shared, {} if known is None else known)
     trees = {"inputs": _without_mappings(inputs), "targets": _without_mappings(targets)}
@@ -130,10 +127,8 @@ def read_batch(
 def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]]:
     """The fewest sample ranges of at most `most` samples, of equal size but for one sample.
 
-    There are at least `fewest` ranges, which need as many samples.
-
-    65 samples in ranges of at most 64 are 33 and 32: BatchNorm could not normalise a last range of
-    one sample.
+    There are at least `fewest` ranges, which need as many samples. 65 samples in ranges of at most
+    64 are 33 and 32: BatchNorm could not normalise a last range of one sample.
     """
     count = max(-(-num_samples // most), fewest)
     each, rest = divmod(num_samples, count)
@@ -142,23 +137,16 @@ def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]
 
 
 def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list[Any]:
-    """The micro-batches that a `split` function makes of a mini-batch, checked.
+    """(inputs, targets, number of samples) of the micro-batches that a `split` function makes.
 
     `split` is called with ((inputs, targets), most), and returns the list of micro-batches, each
-    (inputs, targets) or, where its samples cannot be counted, (inputs, targets, count).
-
-    Returns:
-        (inputs, targets, number of samples) of each.
-
-    Raises:
-        EmptyBatchError: No micro-batch.
-        UnsplittableBatchError: `split` returned something else, or samples cannot be counted.
+    (inputs, targets) or, where its samples cannot be counted, (inputs, targets, count). Anything
+    else is an UnsplittableBatchError, no micro-batch an EmptyBatchError.
     """
     parts = split((inputs, targets), most)
-    pairs = isinstance(parts, list | tuple) and all(
+    if not isinstance(parts, list | tuple) or not all(
         isinstance(part, list | tuple) and len(part) in (2, 3) for part in parts
-    )
-    if not pairs:
+    ):
         raise UnsplittableBatchError(
             f"split returned a {type(parts).__name__}; it must return a list of micro-batches, "
             "each (inputs, targets) or (inputs, targets, number of samples)"
@@ -178,9 +166,7 @@ def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list
                 f"the samples of a micro-batch that split returned cannot be counted ({error}); "
                 "return (inputs, targets, number of samples)"
             ) from error
-        micro_batches.append(
-            (_without_mappings(part_inputs), _without_mappings(part_targets), count)
-        )
+        micro_batches.append((*map(_without_mappings, (part_inputs, part_targets)), count))
     return micro_batches
 
 

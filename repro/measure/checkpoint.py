@@ -21,9 +21,8 @@ class CheckpointError(ValueError):
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write a state (of model, optimizer, controller, ...) with its checksum.
 
-    The new file replaces the old one only once it is complete, so that an interruption leaves a
-    readable checkpoint. Of several processes only one writes. The state consists of plain numbers,
-    texts, lists, dictionaries and tensors.
+    The new file replaces the old one only once it is complete. Of several processes only one
+    writes. The state consists of plain numbers, texts, lists, dictionaries and tensors.
 
     Raises:
         CheckpointError: The state holds something else; the old checkpoint stays.
@@ -33,9 +32,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     payload = buffer.getvalue()
-    buffer.seek(0)
     try:
-        torch.load(buffer, weights_only=True)
+        torch.load(io.BytesIO(payload), weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"the state holds what cannot be read again safely ({str(error).splitlines()[0]}); "
@@ -56,14 +54,13 @@ def load_checkpoint(path: str | os.PathLike[str], device: str = "cpu") -> dict[s
         NotAFileError: The path is a folder, a pipe or a device.
     """
     whole = regular(path).read_bytes()
-    problem = (
-        f"{os.fspath(path)} is damaged, or no checkpoint of repro: remove it to start anew, or "
-        "give another path"
-    )
-    if hashlib.sha256(whole[32:]).digest() != whole[:32]:
-        raise CheckpointError(problem)
     try:
+        if hashlib.sha256(whole[32:]).digest() != whole[:32]:
+            raise EOFError
         state: dict[str, Any] = torch.load(io.BytesIO(whole[32:]), device, weights_only=True)
     except (pickle.UnpicklingError, EOFError, zipfile.BadZipFile) as error:
-        raise CheckpointError(problem) from error
+        raise CheckpointError(
+            f"{os.fspath(path)} is damaged, or no checkpoint of repro: remove it to start anew, or "
+            "give another path"
+        ) from error
     return state

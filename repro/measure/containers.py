@@ -98,10 +98,8 @@ def parts_of(tree: Any) -> tuple[list[tuple[Any, Any]], Callable[[list[Any]], An
         if dataclasses.is_dataclass(tree):  # such as Hugging Face's ModelOutput
             kind: Any = type(tree)
             return list(tree.items()), lambda values: kind(**dict(zip(keys, values, strict=True)))
-        known = type(tree) is OrderedDict
-        return list(tree.items()), lambda values: (OrderedDict if known else dict)(
-            zip(keys, values, strict=True)
-        )
+        kept = OrderedDict if type(tree) is OrderedDict else dict
+        return list(tree.items()), lambda values: kept(zip(keys, values, strict=True))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         names = [field.name for field in dataclasses.fields(tree)]
         pairs = [(name, getattr(tree, name)) for name in names if hasattr(tree, name)]

@@ -18,22 +18,11 @@ from repro.measure.timing import Timing, time_interleaved
 
 @dataclass(frozen=True)
 class TimeModel:
-    """Seconds of a training step as a straight line of the batch size x, t = a x + b.
+    """Seconds of a training step as a straight line of the batch size x, t = a x + b."""
 
-    Attributes:
-        a: Seconds per sample, above 0.
-        b: Seconds per step, independent of the batch size.
-        batch_sizes: Batch sizes of the fit; empty for a line that was not fitted.
-        seconds: The measured seconds per step at these batch sizes.
-
-    Raises:
-        ValueError: `a` is not above 0, or `a` or `b` is not finite.
-    """
-
-    a: float
-    b: float
-    batch_sizes: tuple[int, ...] = ()
-    seconds: tuple[float, ...] = ()
+    a: float  # seconds per sample, above 0
+    b: float  # seconds per step
+    seconds: tuple[float, ...] = ()  # per step, as measured; empty for a line that was not fitted
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.a) and math.isfinite(self.b)) or self.a <= 0:
@@ -48,11 +37,25 @@ class TimeModel:
 
         Raises ValueError if the points are too few, or time does not increase with the batch size.
         """
-        _check_points("time", batch_sizes, seconds_per_batch)
-        a, b = np.polyfit(np.asarray(batch_sizes, float), np.asarray(seconds_per_batch, float), 1)
-        _check_slope("seconds per step", a, batch_sizes, seconds_per_batch)
-        points = tuple(int(x) for x in batch_sizes), tuple(float(s) for s in seconds_per_batch)
-        return cls(float(a), float(b), *points)
+        sizes, seconds = np.asarray(batch_sizes, float), np.asarray(seconds_per_batch, float)
+        positive = all(
+            (values > 0).all() and (values < np.inf).all() for values in (sizes, seconds)
+        )
+        if len(sizes) != len(seconds) or len({*sizes}) < 2 or not positive:
+            raise ValueError(
+                "the time model is fitted to two or more distinct batch sizes of at least 1, with "
+                f"one positive value each; got {len(sizes)} batch sizes {sizes[:8].tolist()} and "
+                f"{len(seconds)} values {seconds[:8].tolist()}"
+            )
+        a, b = np.polyfit(sizes, seconds, 1)
+        if (
+            a * np.ptp(sizes) <= 1e-9 * seconds.max()
+        ):  # equal values give a slope of rounding errors
+            raise ValueError(
+                f"seconds per step do not increase with the batch size: {seconds[:8].tolist()} at "
+                f"{sizes[:8].tolist()}; measure larger batch sizes, or more repeats"
+            )
+        return cls(float(a), float(b), tuple(seconds.tolist()))
 
     def predict(self, batch_size: int) -> float:
         """Seconds of one step, a x + b."""
@@ -82,33 +85,12 @@ class TimeModel:
             )
 
 
-class MemoryModel(LinearMemoryModel):
-    """Peak memory as a straight line of the batch size, M(B) = p + B a (equation 9)."""
-
-    @classmethod
-    def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "MemoryModel":
-        """Fit the line by least squares (section 5.3).
-
-        Raises ValueError if the points are too few, or memory does not grow with the batch size.
-        """
-        _check_points("memory", batch_sizes, peak_bytes)
-        line = super().fit(batch_sizes, peak_bytes)
-        _check_slope("bytes", line.bytes_per_sample, batch_sizes, peak_bytes)
-        return cls(line.fixed_bytes, line.bytes_per_sample)
-
-    def max_batch(self, limit_bytes: float) -> int:
-        """The largest B with M(B) <= `limit_bytes`, 0 where none fits (B_max)."""
-        largest = self.largest_batch(limit_bytes)
-        # The division may round the largest batch down by one.
-        return largest + 1 if largest and self.predict(largest + 1) <= limit_bytes else largest
-
-
 @dataclass(frozen=True)
 class Probe:
     """Lines fitted to medians of `timings` and to `peaks` (bytes), both by batch size."""
 
     time: TimeModel
-    memory: MemoryModel
+    memory: LinearMemoryModel
     timings: Mapping[int, Timing]
     peaks: Mapping[int, int]
 
@@ -121,25 +103,15 @@ def probe(
     warmup: int = 2,
     repeats: int = 5,
 ) -> Probe:
-    """Measure training steps of several batch sizes and fit `TimeModel` and `MemoryModel`.
+    """Measure training steps of several batch sizes and fit lines of time and memory.
 
-    Times are medians; each round measures every batch size once. A peak is that of two steps, so
-    that it includes the optimizer's state; see `comparable_peaks` for the bytes counted. On a CPU
-    it leaves the batch out, which is in memory before.
-
-    Args:
-        make_step: Given a batch size, returns a function that runs one training step of it.
-        batch_sizes: At least two distinct sizes.
-        device: Where the steps run.
-        warmup: Unrecorded rounds.
-        repeats: Recorded rounds.
-
-    Raises:
-        ValueError: The batch sizes are too few, or the measurements do not increase.
+    `make_step` returns a function that runs one training step of a batch size. Times are medians;
+    each round measures every batch size once. A peak is that of two steps, so that it includes the
+    optimizer's state; see `comparable_peaks` for the bytes counted. On a CPU it leaves the batch
+    out, which is in memory before. Raises ValueError if there are fewer than two sizes, or times do
+    not increase.
     """
-    sizes = sorted(set(batch_sizes))
-    _check_points("probed", sizes, [1.0] * len(sizes))
-    meters = []
+    sizes, meters = sorted(set(batch_sizes)), []
     for size in sizes:
         step = make_step(size)
         with MemoryMeter(device) as meter:
@@ -152,31 +124,4 @@ def probe(
     timed = time_interleaved(steps, warmup=warmup, repeats=repeats, device=device)
     timings = {int(name): timing for name, timing in timed.items()}
     time = TimeModel.fit(sizes, [timings[size].median_s for size in sizes])
-    return Probe(time, MemoryModel.fit(sizes, list(peaks.values())), timings, peaks)
-
-
-def _check_points(what: str, batch_sizes: Sequence[int], values: Sequence[float]) -> None:
-    positive = all(0 < value < math.inf for value in (*batch_sizes, *values))
-    if len(batch_sizes) != len(values) or len(set(batch_sizes)) < 2 or not positive:
-        raise ValueError(
-            f"the {what} model is fitted to two or more distinct batch sizes of at least 1, with "
-            f"one positive value each; got {len(batch_sizes)} batch sizes "
-            f"{_some(batch_sizes)} and {len(values)} values {_some(values)}"
-        )
-
-
-def _check_slope(
-    what: str, slope: float, batch_sizes: Sequence[int], values: Sequence[float]
-) -> None:
-    # Equal values give a slope of rounding errors.
-    span = max(batch_sizes) - min(batch_sizes)
-    if slope * span <= 1e-9 * max(values):
-        raise ValueError(
-            f"{what} do not increase with the batch size: {_some(values)} at {_some(batch_sizes)}; "
-            "measure larger batch sizes, or more repeats"
-        )
-
-
-def _some(values: Sequence[float]) -> str:
-    listed = ", ".join(f"{value:g}" for value in values[:8])
-    return f"[{listed}{', ...' if len(values) > 8 else ''}]"
+    return Probe(time, LinearMemoryModel.fit(sizes, list(peaks.values())), timings, peaks)

@@ -38,11 +38,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     An interruption leaves the old file, or none. The file's folder is made; links and the old
     file's permissions stay. A killed process leaves a hidden folder beside the file, which a later
-    writer there removes after a day.
-
-    Raises:
-        NotAFileError: The path leads to a folder, a device, a pipe or a socket.
-        OSError: The file cannot be written; the error names it, not the temporary file.
+    writer there removes after a day. Raises `NotAFileError` as `regular`, or OSError, which names
+    the file and not the temporary one.
     """
     target = regular(path)
     target.parent.mkdir(parents=True, exist_ok=True)

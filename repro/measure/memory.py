@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure import accelerator
+from repro.measure.checks import is_whole
 from repro.measure.host import available_bytes
 
 Resident = nn.Module | Iterable[torch.Tensor]
@@ -107,7 +107,7 @@ class _StorageFollower(TorchDispatchMode):
         self._alive.clear()
 
 
-_active_meters: list["MemoryMeter"] = []  # they share the allocator's peak counters
+_active_meters: list["MemoryMeter"] = []  # those of one accelerator share its peak counters
 
 
 class MemoryMeter:
@@ -117,14 +117,9 @@ class MemoryMeter:
     so that it holds only memory that was needed. On a CPU a dispatch mode follows the live
     storages: those allocated inside, those of `resident`, and parameters that an operation inside
     touches. Other tensors that exist before count as host memory, such as a mini-batch that waits
-    to be streamed. A kernel's own allocations are not seen on a CPU. Tensors are followed until the
-    block ends.
+    to be streamed. A kernel's own allocations are not seen on a CPU.
 
-    Attributes:
-        start_bytes: Live bytes on entry (on a CPU, those of `resident`).
-        peak_bytes: The most bytes alive at once so far, `start_bytes` included.
-        peak_reserved_bytes: The most bytes that the allocator held so far; a limit of the device
-            applies to these. On a CPU equal to `peak_bytes`.
+    `start_bytes` are the live bytes on entry (on a CPU, those of `resident`).
     """
 
     def __init__(self, device: torch.device | str = "cpu", resident: Resident = ()) -> None:
@@ -144,23 +139,22 @@ class MemoryMeter:
             accelerator.empty_cache(self.device)
             accelerator.reset_peak_memory(self.device)
             self.start_bytes = accelerator.memory_allocated(self.device)
-            _active_meters.append(self)
         else:
             self._follower = _StorageFollower(self._grown)
             for tensor in _tensors(self._resident):
                 self._follower.follow(tensor)
             self.start_bytes = self._follower.live_bytes
             self._follower.__enter__()
+        _active_meters.append(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._note_peaks()
+        _active_meters.remove(self)
         if self._follower is not None:
             self._follower.__exit__(*exception)
             self._follower.stop()
             self._follower = None
-        else:
-            _active_meters.remove(self)
 
     @property
     def live_bytes(self) -> int:
@@ -171,18 +165,18 @@ class MemoryMeter:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at once since entry, up to the end of the block."""
+        """The most bytes alive at once from entry to the end of the block."""
         self._note_peaks()
         return self._peak_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most bytes that the allocator held since entry, up to the end of the block."""
+        """The most bytes that the allocator held; a device's limit applies to these."""
         self._note_peaks()
         return self._peak_reserved_bytes
 
     def _note_peaks(self) -> None:
-        if self in _active_meters:
+        if self._queued and self in _active_meters:
             live = accelerator.max_memory_allocated(self.device)
             reserved = accelerator.max_memory_reserved(self.device)
             self._peak_bytes = max(self._peak_bytes, live)
@@ -214,9 +208,6 @@ def least_limit(device: torch.device | str) -> int:
     return 64 * 2**20 + workspaces
 
 
-_active_budgets: list["MemoryBudget"] = []
-
-
 class MemoryBudget(MemoryMeter):
     """A memory limit of `limit_bytes`, 1 or more, for the code inside a ``with`` block.
 
@@ -230,25 +221,17 @@ class MemoryBudget(MemoryMeter):
         ...     loss_fn(model(inputs), targets).backward()
         >>> budget.peak_bytes
 
-    Args:
-        limit_bytes: The most bytes that may be alive at once.
-        device: ``cpu`` or an accelerator.
-        resident: A module or tensors that occupy the device already (CPU only; an accelerator's
-            allocator counts them).
-
-    Raises:
-        ValueError: `limit_bytes` is not a positive number of bytes.
-        BudgetExceededError: Something inside, or `resident` on entry, does not fit.
+    `resident` are a module or tensors that occupy the device already (CPU only; an accelerator's
+    allocator counts them). What of them does not fit raises on entry.
     """
 
     def __init__(
         self, limit_bytes: int, device: torch.device | str = "cpu", resident: Resident = ()
     ) -> None:
         super().__init__(device, resident)
-        whole = isinstance(limit_bytes, int | np.integer) or (
-            isinstance(limit_bytes, float) and limit_bytes.is_integer()
-        )
-        if isinstance(limit_bytes, bool) or not whole or limit_bytes < 1:
+        if isinstance(limit_bytes, float) and limit_bytes % 1 == 0:
+            limit_bytes = int(limit_bytes)
+        if not is_whole(limit_bytes, 1):
             raise ValueError(
                 f"limit_bytes is {limit_bytes!r}; give a whole number of bytes, at least 1"
             )
@@ -259,11 +242,9 @@ class MemoryBudget(MemoryMeter):
         if self._queued:
             self._limit.enter_context(accelerator.limited(self.device, self.limit_bytes))
         super().__enter__()
-        _active_budgets.append(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        _active_budgets.remove(self)
         super().__exit__(*exception)
         self._limit.close()
 
@@ -299,7 +280,8 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
     live bytes taken as 0.
     """
     device = accelerator.resolve(device)
-    budgets = [budget for budget in _active_budgets if budget.device == device]
+    here = (meter for meter in _active_meters if meter.device == device)
+    budgets = [meter for meter in here if isinstance(meter, MemoryBudget)]
     if accelerator.is_accelerator(device):
         free, total = accelerator.free_and_total_bytes(device)
         limit = min(total, free + accelerator.memory_reserved(device))
@@ -321,6 +303,8 @@ def _tensors(resident: Resident) -> Iterable[torch.Tensor]:
 @dataclass(frozen=True)
 class LinearMemoryModel:
     """Peak memory as a straight line of the batch size, M(B) = p + B a.
+
+    Source: Lu et al. (dual-batch learning), section 5.3, equation 9.
 
     Attributes:
         fixed_bytes: p, bytes independent of the batch: parameters, gradients, workspace.
@@ -353,9 +337,11 @@ class LinearMemoryModel:
         return self.fixed_bytes + self.bytes_per_sample * batch_size
 
     def largest_batch(self, limit_bytes: float) -> int:
-        """The largest B with M(B) <= `limit_bytes`; 0 where none fits."""
+        """The largest B with M(B) <= `limit_bytes`, B_max; 0 where none fits."""
         if self.fixed_bytes > limit_bytes:
             return 0
         if self.bytes_per_sample == 0:
             return 2**63 - 1
-        return math.floor((limit_bytes - self.fixed_bytes) / self.bytes_per_sample)
+        largest = math.floor((limit_bytes - self.fixed_bytes) / self.bytes_per_sample)
+        # The division may round the largest batch down by one.
+        return largest + 1 if largest and self.predict(largest + 1) <= limit_bytes else largest

@@ -6,6 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,11 @@ _MOST_AHEAD_S = 64e-3
 
 @dataclass(frozen=True)
 class Timing:
-    """Repeated samples of one operation, in seconds, taken after `warmup` unrecorded calls.
-
-    Attributes:
-        samples_s: Seconds of each call; see `time_interleaved`.
-        warmup: Unrecorded calls before.
-        host_s: On an accelerator, the host's seconds to launch each call: a loop of such calls
-            takes no less. Empty on a CPU, where the samples are the host's.
-    """
+    """Repeated samples of one operation, in seconds; see `time_interleaved`."""
 
     samples_s: tuple[float, ...]
-    warmup: int
-    host_s: tuple[float, ...] = ()
+    warmup: int  # unrecorded calls before
+    host_s: tuple[float, ...] = ()  # to launch each call; empty on a CPU
 
     @property
     def median_s(self) -> float:
@@ -55,19 +49,14 @@ def time_interleaved(
     """Time several operations in turns, so that a slow spell of the machine affects all of them.
 
     Each round calls every function once, in the given order on even rounds and reversed on odd
-    ones. On an accelerator a sample is the time between two events around the call. As the device
-    is idle before, the sample includes its waiting for the host's launches: little of a training
-    step, and most of a single kernel.
+    ones; `warmup` rounds are not recorded, `repeats` are. On an accelerator a sample is the time
+    between two events around the call. As the device is idle before, the sample includes its
+    waiting for the host's launches: little of a training step, and most of a single kernel.
 
-    Args:
-        functions: Operations by name, at least one.
-        warmup: Rounds that are run and not recorded.
-        repeats: Recorded samples per function, at least 1.
-        device: The device that runs them.
-        queued: On an accelerator, leave the launches out: enough work is queued before that the
-            whole call is queued by the time the device comes to it. A function may be called more
-            than once in a round for that; a function that itself waits for the device, or launches
-            for longer than 64 ms, is timed with its launches.
+    With `queued`, launches are left out on an accelerator: enough work is queued before that the
+    whole call is queued by the time the device comes to it, for which a function may be called more
+    than once in a round. One that itself waits for the device, or launches for longer than 64 ms,
+    is timed with its launches.
     """
     if not functions or warmup < 0 or repeats < 1:
         raise ValueError(
@@ -134,13 +123,11 @@ def _occupy(device: torch.device, seconds: float) -> None:
 
 
 def describe_device(device: torch.device | str) -> dict[str, Any]:
-    """The description of a device that a record keeps.
+    """The description of a device that a record keeps; an absent one is a ValueError.
 
-    The keys are `type`, `name`, `slug` (a folder name such as ``nvidia-h200`` or ``cpu-2-cores``),
-    `memory_bytes`, and `threads` on a CPU; on an NVIDIA GPU `driver` and `memory_used_bytes` (of
-    the whole card, by every process, as NVML reports it). A CPU's name includes the instruction set
-    that torch uses: hosts give processors with and without AVX-512 the same name, although their
-    speed and last digits differ. A device that is not present is a ValueError.
+    A CPU's name includes the instruction set that torch uses: hosts give processors with and
+    without AVX-512 the same name, although their speed and last digits differ. The memory in use is
+    of the whole card, by every process, as NVML reports it.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -179,9 +166,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
 
 
 def _processor_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

@@ -21,14 +21,11 @@ _TORCHS = frozenset(vars(nn.Module()))  # attributes that torch itself gives a m
 class Snapshot:
     """The current state of modules and random generators, as far as calls may change it.
 
-    Kept are parameters, gradients, buffers and modes, and the generators of torch, numpy and
-    Python; for modules of classes outside torch also the other attributes, with the tensors, arrays
-    and generators in them, and in their tuples, lists, dictionaries, sets and deques. The content
-    of other objects is not kept. Gradients are set aside until `restore`, so that none is copied.
-
-    Args:
-        *roots: Modules; any other object, such as a function as the loss, is ignored.
-        tensors: Whether to keep the modules' parameters, gradients and buffers, too.
+    Kept are parameters, gradients, buffers and modes (without `tensors` modes alone), and the
+    generators of torch, numpy and Python; for modules of classes outside torch also the other
+    attributes, with the tensors, arrays and generators in them, and in their tuples, lists,
+    dictionaries, sets and deques. The content of other objects is not kept, and roots that are no
+    modules are ignored. Gradients are set aside until `restore`, so that none is copied.
     """
 
     def __init__(self, *roots: Any, tensors: bool = True) -> None:
@@ -101,7 +98,6 @@ class Snapshot:
             self._keep_random(value)
 
     def _keep_random(self, value: Any) -> None:
-        """Keep the state of a random number generator."""
         if isinstance(value, random.Random):
             of_python = value.getstate()
             self._undo.append(lambda: value.setstate(of_python))

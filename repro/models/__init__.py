@@ -55,8 +55,7 @@ def build(name: str, **options: Any) -> nn.Module:
         )
     function: Callable[..., nn.Module] = globals()[name]
     allowed = inspect.signature(function).parameters
-    unknown = [option for option in options if option not in allowed]
-    if unknown:
+    if unknown := [option for option in options if option not in allowed]:
         raise ValueError(
             f"{name} has no option {', '.join(unknown)}: leave it out, or use one of "
             f"{', '.join(allowed)}"
@@ -73,6 +72,5 @@ def _build_torchvision(name: str, options: dict[str, Any]) -> nn.Module:
             f"torchvision {torchvision.__version__} has no classifier {name!r}: choose "
             f"{_TORCHVISION} and one of {', '.join(known)}"
         )
-    if "num_classes" in options:
-        check_at_least(1, num_classes=options["num_classes"])
+    check_at_least(1, num_classes=options.get("num_classes", 1))
     return torchvision.models.get_model(name, weights=None, **options)

@@ -25,6 +25,13 @@ def check_form(step: int, rest: int = 0, **options: int) -> None:
             )
 
 
+def he_normal(model: nn.Module) -> None:
+    """Draw the weights of convolutions from N(0, 2 / fan-out), He et al. 2015, equation 14."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
 def conv_bn(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Module:
     """A padded convolution and BatchNorm: (B, C_in, H, W) to (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉)."""
     padding = kernel_size // 2

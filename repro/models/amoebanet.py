@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.models._shared import check_at_least, check_form
+from repro.models._shared import check_at_least, check_form, he_normal
 
 Pair = tuple[int, int]
 
@@ -125,14 +125,9 @@ class Cell(nn.Module):
     """
 
     def __init__(
-        self,
-        genotype: Genotype,
-        in_channels: int,
-        before_channels: int,
-        channels: int,
-        stride: int,
-        before_is_larger: bool,
-    ) -> None:
+        self, genotype: Genotype, in_channels: int, before_channels: int, channels: int,
+        stride: int, before_is_larger: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.fit = _relu_conv_bn(in_channels, channels)
         self.fit_before: nn.Module = nn.Identity()
@@ -152,18 +147,18 @@ class Cell(nn.Module):
     def forward(self, x: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         """Map the last two outputs, the newer first, to (B, out_channels, ⌈H/stride⌉, ...)."""
         states = [self.fit(x), self.fit_before(before)]  # 2 of (B, C, H, W)
-        for index, (left, right) in enumerate(self.states):
-            left_result = self.operations[2 * index](states[left])
-            right_result = self.operations[2 * index + 1](states[right])
-            states.append(left_result + right_result)  # (B, C, ⌈H/stride⌉, ⌈W/stride⌉)
+        operations = iter(self.operations)
+        for left, right in self.states:
+            # (B, C, ⌈H/stride⌉, ⌈W/stride⌉)
+            states.append(next(operations)(states[left]) + next(operations)(states[right]))
         return torch.cat([states[index] for index in self.returned], dim=1)
 
 
 class AmoebaNet(nn.Module):
     """A convolution, two reduction cells, three groups of normal cells with reductions between.
 
-    Convolutions start from N(0, 2 / fan-out), as in the authors' code; the linear layer has
-    PyTorch's initial weights. Each reduction doubles the channels.
+    Convolutions start from `he_normal`, as in the authors' code, the linear layer as in PyTorch.
+    Each reduction doubles the channels.
     """
 
     def __init__(
@@ -187,9 +182,7 @@ class AmoebaNet(nn.Module):
             self.cells.append(cell)
             last, before, before_is_larger = cell.out_channels, last, stride == 2
         self.classifier = nn.Linear(last, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        he_normal(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map images (B, in_channels, H, W) to logits (B, num_classes)."""
@@ -205,9 +198,8 @@ def amoebanet_d(
 ) -> AmoebaNet:
     """Build AmoebaNet-D (num_layers, num_filters), the (L, D) of GPipe's table 1.
 
-    Parameters with 1000 classes: (18, 208) has 81.5 M, (18, 416) 319.0 M, (18, 544) 542.7 M, as in
-    torchgpipe's memory benchmark; GPipe's table says 82 M, 318 M and 542 M. The default is the
-    configuration of Micro Batch Streaming (Piao et al., section 4.2.2).
+    With 1000 classes (18, 208) has 81.5 M parameters, as in torchgpipe's memory benchmark. The
+    default is the configuration of Micro Batch Streaming (Piao et al., section 4.2.2).
 
     Differs from the paper: there is no auxiliary classifier, dropout or drop path, BatchNorm has
     PyTorch's momentum and epsilon, and the stem follows torchgpipe: a first convolution of D/4
@@ -221,8 +213,7 @@ def amoebanet_d(
         num_layers: Number of normal cells, a multiple of 3; reduction cells are not counted.
         num_filters: Channels of the operations in the first group of normal cells, rounded down
             to a multiple of 4; at least 8.
-        in_channels: Channels of the images. They are halved five times: in training, a batch of
-            one image needs more than 32 pixels a side, or BatchNorm has one value to normalise.
+        in_channels: Channels of the images, which are halved five times.
 
     Raises:
         ValueError: `num_layers` is not a multiple of 3, or an option is too small.

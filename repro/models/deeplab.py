@@ -71,8 +71,7 @@ class AtrousPyramid(nn.Module):
         views = [view(x) for view in self.views]  # four times (B, out_channels, H, W)
         mean = x.mean(dim=(2, 3), keepdim=True)  # (B, in_channels, 1, 1)
         mean = self.image_view(mean)  # (B, out_channels, 1, 1)
-        # Bilinear interpolation of one pixel repeats that pixel. `interpolate` and `expand` would
-        # both lose channels_last.
+        # The same as bilinear interpolation, which like `expand` would lose channels_last.
         views.append(torch.empty_like(views[0]).copy_(mean))  # (B, out_channels, H, W)
         return self.project(torch.cat(views, dim=1))  # (B, out_channels, H, W)
 
@@ -80,16 +79,12 @@ class AtrousPyramid(nn.Module):
 class DeepLabV3Plus(nn.Module):
     """An Xception of output stride 16, an atrous pyramid, and a decoder of stride 4.
 
-    Images may have any size. 41,055,413 parameters by default, and 54.0 billion multiplications for
-    an image of 513x513; the authors' model zoo states 54.17 billion.
+    Images may have any size. In training a mini-batch of one image raises PyTorch's ValueError:
+    the mean over the image leaves BatchNorm one value for each channel.
 
-    In training the mean over the image leaves BatchNorm one value for each image and channel, so
-    that a mini-batch of one image raises PyTorch's ValueError (the paper's have 16 images).
-
-    Differs from the paper: the paper states no dropout; here a dropout of 0.1 follows the pyramid,
-    as in the authors' code. BatchNorm and ReLU follow both parts of every separable convolution; in
-    the authors' code a block with a shortcut has its ReLU before each separable convolution and
-    none inside. BatchNorm's ε and momentum and the initial weights are PyTorch's.
+    Differs from the paper: a dropout of 0.1 follows the pyramid, as in the authors' code. BatchNorm
+    and ReLU follow both parts of every separable convolution (in the authors' code a block with a
+    shortcut has its ReLU before each). BatchNorm's options and initial weights are PyTorch's.
 
     Args:
         in_channels: Channels of the images.

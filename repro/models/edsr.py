@@ -11,19 +11,20 @@ from torch import nn
 
 from repro.models._shared import check_at_least
 
+RESIDUAL_SCALE = 0.1  # section 3.1
+
 
 class _Block(nn.Module):
     """x + 0.1 F(x) without normalisation: figure 2 (c), scaled as in section 3.1."""
 
-    def __init__(self, width: int, residual_scale: float) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.residual = nn.Sequential(
             _conv(width, width), nn.ReLU(inplace=True), _conv(width, width)
         )
-        self.residual_scale = residual_scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.add(x, self.residual(x), alpha=self.residual_scale)  # (B, F, H, W)
+        return torch.add(x, self.residual(x), alpha=RESIDUAL_SCALE)  # (B, F, H, W)
 
 
 class EDSR(nn.Module):
@@ -31,7 +32,6 @@ class EDSR(nn.Module):
 
     The defaults are the paper's final model (table 1), 40.7 M parameters at x2: B = `blocks` and
     F = `width`. `scale` is the factor of the sides: 1 (restores at the same size), 2, 3, 4 or 8.
-    `residual_scale` is the factor of each block's residual; 1 for the smaller baseline model.
 
     Differs from the paper: images lie in [0, 1], not 0 to 255; 0.5 is subtracted at the start and
     added at the end, instead of DIV2K's mean.
@@ -41,23 +41,14 @@ class EDSR(nn.Module):
     """
 
     def __init__(
-        self,
-        blocks: int = 32,
-        width: int = 256,
-        scale: int = 2,
-        channels: int = 3,
-        residual_scale: float = 0.1,
+        self, blocks: int = 32, width: int = 256, scale: int = 2, channels: int = 3
     ) -> None:
         super().__init__()
         check_at_least(1, blocks=blocks, width=width, channels=channels)
         if scale not in (1, 2, 3, 4, 8):
             raise ValueError(f"scale is {scale}: choose 1, 2, 3, 4 or 8")
-        if not residual_scale > 0:
-            raise ValueError(f"residual_scale is {residual_scale}: give a number above 0")
         self.head = _conv(channels, width)
-        self.body = nn.Sequential(
-            *(_Block(width, residual_scale) for _ in range(blocks)), _conv(width, width)
-        )
+        self.body = nn.Sequential(*(_Block(width) for _ in range(blocks)), _conv(width, width))
         steps = [3] if scale == 3 else [2] * (scale.bit_length() - 1)
         upsample = [
             layer for s in steps for layer in (_conv(width, width * s * s), nn.PixelShuffle(s))

@@ -79,13 +79,11 @@ class MultiScaleDiscriminator(nn.Module):
 class Pix2PixHD(nn.Module):
     """The global generator G_1, the discriminators D_1 to D_K, and the losses of both.
 
-    By default `generator` has 182,546,755 parameters and `discriminator` 8,404,803. The weights of
-    convolutions start from N(0, 0.02²), biases from PyTorch's distribution, as in the authors'
+    The weights of convolutions start from N(0, 0.02²), biases as in PyTorch, as in the authors'
     code. Training and evaluation are the same: InstanceNorm keeps no statistics.
 
-    Differs from the paper: there is no local enhancer, since 1024x512 is G_1's own resolution. The
-    perceptual loss is left out, since it needs the weights of a trained VGG, and so is the encoder
-    of instance features.
+    Differs from the paper: there is no local enhancer, since 1024x512 is G_1's own resolution, no
+    perceptual loss, which needs the weights of a trained VGG, and no encoder of instance features.
 
     Args:
         in_channels: Channels of the label maps: 35 classes of Cityscapes, one-hot, and the borders
@@ -101,14 +99,9 @@ class Pix2PixHD(nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int = 36,
-        out_channels: int = 3,
-        width: int = 64,
-        blocks: int = 9,
-        scales: int = 3,
-        downsamplings: int = 4,
-    ) -> None:
+        self, in_channels: int = 36, out_channels: int = 3, width: int = 64, blocks: int = 9,
+        scales: int = 3, downsamplings: int = 4,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_at_least(1, in_channels=in_channels, out_channels=out_channels, width=width)
         check_at_least(1, blocks=blocks, scales=scales, downsamplings=downsamplings)

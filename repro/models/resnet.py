@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.models._shared import check_at_least, check_form, conv_bn, conv_bn_relu
+from repro.models._shared import check_at_least, check_form, conv_bn, conv_bn_relu, he_normal
 
 # Called with (in_channels, channels, stride); a block is returned with its output channels.
 MakeShortcut = Callable[[int, int, int], nn.Module]
@@ -93,8 +93,7 @@ class ResNet(nn.Module):
 
     The stem has `width` channels, as the inner ones of the first stage's blocks. Each further stage
     halves the feature map and doubles the channels; `block` makes a block, such as `basic_block`.
-    The convolutions start from N(0, 2 / fan-out), He et al. 2015 (arXiv:1502.01852), equation 14,
-    as in section 3.4; the linear layer has PyTorch's initial weights.
+    Convolutions start from `he_normal`, as in section 3.4, the linear layer as in PyTorch.
     """
 
     def __init__(
@@ -119,9 +118,7 @@ class ResNet(nn.Module):
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         self.classifier = nn.Linear(channels, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        he_normal(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map images (B, in_channels, H, W) to logits (B, num_classes)."""
@@ -136,10 +133,8 @@ def resnet_cifar(
 ) -> ResNet:
     """Build a CIFAR ResNet of any depth: section 4.2, three stages of n basic blocks each.
 
-    Shortcuts are parameter-free (option A). Parameters with width 16 and 10 classes, table 6:
-    depth 20: 0.27 M, 32: 0.46 M, 44: 0.66 M, 56: 0.85 M, 110: 1.7 M, 1202: 19.4 M. `depth` is the
-    number of weighted layers, 6n + 2. The stages have `width`, 2 and 4 times as many channels.
-    Images may have any size (the paper's are 32x32).
+    Shortcuts are parameter-free (option A). `depth` is the number of weighted layers, 6n + 2. The
+    stages have `width`, 2 and 4 times as many channels. Images may have any size.
 
     Raises:
         ValueError: `depth` is not 6n + 2 with n of at least 1, or another option is below 1.

@@ -19,13 +19,11 @@ class UNet(nn.Module):
     """A contracting path, a bottom, and an expanding path that reads the contracting one's maps.
 
     Weights start from N(0, 2 / N), N the number of incoming nodes of one neuron (section 3), and
-    biases from zero. The output has the size of the input, for any size. 31,037,633 parameters by
-    default, as in the common PyTorch version.
+    biases from zero. The output has the size of the input, for any size.
 
-    Differs from the paper: convolutions are padded, so that no border is lost and no skip is
-    cropped; BatchNorm follows each convolution, which therefore has no bias; there is no dropout at
-    the end of the contracting path. For an odd size pooling rounds up, and the extra row or column
-    after upsampling is dropped, so that images need no tiling.
+    Differs from the paper: convolutions are padded, BatchNorm follows each convolution, which
+    therefore has no bias, and there is no dropout. For an odd size pooling rounds up, and the extra
+    row or column after upsampling is dropped.
 
     Args:
         in_channels: Channels of the images.

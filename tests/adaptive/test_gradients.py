@@ -200,7 +200,7 @@ class TestLoader:
         assert scale == pytest.approx(trace / (square - trace / 30), rel=1e-4)
 
     def test_is_as_it_was(self):
-        loader, untouched = pictures(drop_last=True), pictures(drop_last=True)
+        loader, untouched = pictures(), pictures()
         model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
         for each in (loader, untouched):
             list(each)

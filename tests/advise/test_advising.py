@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from repro.advise import METHODS, AdviceError, Speed, advise, measuring, predict
-from repro.advise.advising import CHANGES, TITLES, Advice, parse_memory, parse_sides, ranked
+from repro.advise.advising import TITLES, Advice, parse_memory, parse_sides, ranked
 from repro.advise.predicting import Prediction
 from repro.advise.snippets import snippet
 from repro.advise.workload import Workload
@@ -69,7 +69,7 @@ def test_the_lines_of_each_method_run(method, tmp_path):
 def test_ranked_by_what_fits_and_then_by_time():
     for advice in (told("cpu"), told("H100")):
         rows = advice.rows
-        assert {row.method for row in rows} == {*METHODS} == {*TITLES} == {*CHANGES}
+        assert {row.method for row in rows} == {*METHODS} == {*TITLES}
         fits = [row.fits for row in rows]
         assert fits == sorted(fits, reverse=True) and True in fits and False in fits
         times = [row.slowdown for row in rows if row.fits and row.slowdown]
@@ -138,7 +138,7 @@ def test_measured_methods_are_ranked_by_what_they_took(monkeypatch):
     times = [row.measured_s for row in found.rows]
     assert found.rows[-1].method == "undivided" and 0.1 < times[-1] < 5  # predicted as the fastest
     for earlier, later in pairwise(times):
-        assert earlier <= 1.05 * later  # nearer ones are in the order of METHODS
+        assert earlier <= later
     assert all(row.slowdown == pytest.approx(row.measured_s / times[-1]) for row in found.rows)
     # A batch that fits needs no method, whatever was measured.
     assert found.answer().startswith("Take no method") and "as measured" in found.answer()

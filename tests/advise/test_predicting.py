@@ -69,9 +69,9 @@ def to_host(tensor: Tensor) -> Tensor:
 
 def measured(name: str, method: str) -> int:
     """Return the peak of two steps on a CPU, without the mini-batch."""
-    parts, step = workload(name).built(BATCH, "cpu", checkpointing=method == "checkpointing")
+    parts = workload(name).built(BATCH, "cpu", checkpointing=method == "checkpointing")
     parts.loss_fn = loss_fn = NETWORKS[name][2]
-    passes = step
+    passes = step = parts.step
     if method == "save_on_cpu":
 
         def passes() -> None:
@@ -143,12 +143,12 @@ def test_out_of_core_runs_at_the_budget_that_is_told_and_not_below():
     assert told.fits and told.peak_bytes <= least and told.host_bytes > 0
     assert 1 <= told.bound <= told.slowdown
     for budget in (least, least - 1):
-        parts, step = own.built(BATCH, "cpu")
+        parts = own.built(BATCH, "cpu")
         refuses = nullcontext() if budget == least else pytest.raises(BudgetTooSmall)
         kept = {"window_bytes": None, "exclude": (parts.inputs, parts.targets)}
         with refuses, OutOfCore(budget, device="cpu", **kept) as block:
             for _ in range(4):
-                step()
+                parts.step()
         assert block.statistics.peak_bytes <= budget
 
 
@@ -303,10 +303,10 @@ def test_recurrent_networks_and_layers_that_no_step_uses():
     example = tuple(part[:, :16] for part in tokens())
     own = Workload.of(Recurrent(), example=example, optimizer="adam")
     told = predict(own, "undivided", BATCH, PLENTY)
-    parts, step = own.built(BATCH, "cpu")
+    parts = own.built(BATCH, "cpu")
     with OutOfCore(PLENTY, model=parts.model, optimizer=parts.optimizer) as block:
         for _ in range(3):
-            step()
+            parts.step()
     # A mode of torch keeps autograd from summing gradients in place.
     assert 0.85 * block.statistics.peak_bytes < told.peak_bytes <= block.statistics.peak_bytes
     spare = sum(t.nbytes for t in parts.model.spare.state_dict().values())

@@ -79,7 +79,7 @@ def test_only_the_layout_is_read_and_nothing_is_written(tmp_path):
     assert read == class_files()
     assert len(load("flowers5", path.parent).train) == 6
     assert sorted(path.parent.rglob("*")) == before
-    always = {"digits", "photos", "phantom", "synthetic"}
+    always = {"digits", "photos", "phantom"}
     assert set(available(path.parent)) == always | {"flowers5"}
     assert "flowers5.tar.xz" in available(path.parent)["flowers5"]
 

@@ -16,7 +16,6 @@ from repro.datasets import (
     DatasetNotFoundError,
     download,
     load,
-    synthetic,
 )
 
 
@@ -124,7 +123,7 @@ def test_search_order(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "wanted", "address"),
     [
-        ("cifar10", ["cifar-10-batches-py", "'synthetic'", "'digits'"], "cifar-10-python.tar.gz"),
+        ("cifar10", ["cifar-10-batches-py", "'phantom'", "'digits'"], "cifar-10-python.tar.gz"),
         ("div2k", ["div2k/{train,test}/"], "DIV2K_train_HR.zip"),
         ("bsds500", ["bsds500/{train,test}/", "no public address is known"], None),
     ],
@@ -176,7 +175,6 @@ def test_download_writes_to_the_root_given_and_reports(tmp_path, monkeypatch):
         ("flowers5", {"per_class": 0}, "per_class=0"),
         ("flowers5", {"binary": True}, "only for camvid"),
         ("flowers5", {"seed": 1}, "takes no option seed"),
-        ("synthetic", {"num_classes": 1}, "num_classes=1"),
         ("photos", {"image_size": 500}, "at most"),
         ("phantom", {"train": 0}, "train=0: expected an int, at least 1"),
     ],
@@ -204,22 +202,3 @@ def test_photos_masks_labels_and_disjoint_regions():
     assert data.test.labels.tolist() == [k for k in range(8) for _ in range(2)]
     assert torch.equal(again.train.images, data.train.images)
     assert again.fingerprint == data.fingerprint and "Otsu" in data.provenance
-
-
-@pytest.mark.parametrize("masks", [False, True])
-def test_synthetic_is_seeded_and_has_structure(masks):
-    options = {"train": 300, "test": 100, "num_classes": 3, "masks": masks}
-    data = synthetic((16, 20), **options)
-    assert data.kind == "synthetic" and data.train.images.shape[1:] == (3, 16, 20)
-    again, other = synthetic((16, 20), **options), synthetic((16, 20), seed=1, **options)
-    assert data.fingerprint == again.fingerprint != other.fingerprint
-    assert torch.equal(data.test.images, again.test.images)
-    if masks:
-        assert data.train.labels is None
-        assert data.train.masks.unique().tolist() == [0, 1, 2]
-        return
-    # Nearest class mean is right far more often than the chance of one third.
-    train, test = data.train.images.float(), data.test.images.float()
-    means = torch.stack([train[data.train.labels == k].mean(0) for k in range(3)])
-    nearest = torch.cdist(test.flatten(1), means.flatten(1)).argmin(1)
-    assert (nearest == data.test.labels).float().mean() > 0.8

@@ -213,7 +213,7 @@ class TestImages:
         write(tmp_path, {f"bsds500/{split}/0.png": picture for split in ("train", "test")})
         write(tmp_path, class_files())
         monkeypatch.setattr(image_data, "memory_bytes", lambda: 500)
-        for name in ("bsds500", "flowers5", "synthetic", "phantom", "photos"):
+        for name in ("bsds500", "flowers5", "phantom", "photos"):
             with pytest.raises(DatasetError, match="GB of memory") as caught:
                 load(name, tmp_path)
             one_line(caught.value)

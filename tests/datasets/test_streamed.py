@@ -5,7 +5,7 @@ import torch
 from dataset_files import encode, random_image, write_folder
 from torch import nn
 
-from repro.datasets import CorruptDatasetError, StreamedImages, decoding, load
+from repro.datasets import CorruptDatasetError, StreamedImages, catalogue, load
 from repro.dualbatch import Share
 from repro.experiments.captured import low_precision
 from repro.experiments.dualbatch.building import TrainingData
@@ -32,7 +32,7 @@ def root(tmp_path, request):
 @pytest.fixture
 def both(root, monkeypatch):
     whole = load("imagenet", root, image_size=16)
-    monkeypatch.setattr(decoding, "MEMORY_SHARE", 1e-12)
+    monkeypatch.setattr(catalogue, "MEMORY_SHARE", 1e-12)
     return whole, load("imagenet", root, image_size=16)
 
 

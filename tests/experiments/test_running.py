@@ -131,7 +131,7 @@ class TestExecute:
 
         def load(name, root, **options):
             loads.append((name, root, options))
-            return datasets.synthetic(8, num_classes=2, train=4, test=4)
+            return datasets.phantom(8, train=4, test=4)
 
         monkeypatch.setattr(datasets, "load", load)
         one_run._load_cached.cache_clear()
@@ -300,7 +300,7 @@ class TestChoice:
     @pytest.fixture
     def present(self, monkeypatch):
         def provide(*names: str) -> None:
-            found = dict.fromkeys(("digits", "photos", "synthetic", *names), "here")
+            found = dict.fromkeys(("digits", "photos", *names), "here")
             monkeypatch.setattr(datasets, "available", lambda root: found)
 
         return provide

@@ -132,7 +132,6 @@ DENSE = {"growth": 12, "num_classes": 10, "in_channels": 3}
         ("amoebanet_d", {"num_layers": 5}, "num_layers is 5, .*pass num_layers=3 or num_layers=6"),
         ("amoebanet_d", {"num_filters": 7}, r"num_filters is 7, .* at least 8"),
         ("edsr", {"scale": 5}, "scale is 5: choose 1, 2, 3, 4 or 8"),
-        ("edsr", {"residual_scale": 0}, "residual_scale is 0: give a number above 0"),
         (alexnet, {"width": 63}, "width is 63, .* pass width=60 or width=66"),
         (DenseNet, DENSE | {"depth": 41}, r"depth is 41, but must be 3 n \+ 4: pass depth=40 or"),
         ("resnet20", {"width": True}, "width is True, .*: pass width="),

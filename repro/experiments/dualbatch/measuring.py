@@ -233,9 +233,9 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     torch.manual_seed(seed)
     sizes = config["batch_sizes"]
     peaks = measure.comparable_peaks([_measured(config, n, device) for n in sizes])
-    fit = measure.MemoryModel.fit(sizes, peaks)
+    fit = measure.LinearMemoryModel.fit(sizes, peaks)
     limit = config["limit_bytes"] or int(config["limit_over_largest_probe"] * peaks[-1])
-    predicted = fit.max_batch(limit)
+    predicted = fit.largest_batch(limit)
     measured = measure.largest_batch(
         lambda n: _fits(config, n, limit, device), guess=predicted, growth=1.125, within=100
     )

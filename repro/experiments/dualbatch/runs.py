@@ -81,10 +81,9 @@ def _replanned(config: dict[str, Any], **plan: Any) -> dict[str, Any]:
 
 
 def _samples(profile: str, role: str, name: str, which: str) -> int:
-    # The sets that are always there have fewer images than asked for.
-    there = {"digits": {"train": 1_400, "test": 355}, "synthetic": {"train": 2_048, "test": 512}}
     wanted: int = _scale(profile, role)[f"{which}_samples"]
-    return min(wanted, there.get(name, {}).get(which, wanted))
+    there = {"train": 1_400, "test": 355}  # of the digits, fewer than asked for
+    return min(wanted, there[which]) if name == "digits" else wanted
 
 
 def _data(profile: str, role: str, name: str) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def _data(profile: str, role: str, name: str) -> dict[str, Any]:
         return {"dataset": dataset, "augment": {"padding": 32, "flip": True}}
     scale = _scale(profile)
     side, shift = (round(pixels * scale["pixels"]) for pixels in (32, 4))
-    if side != {"digits": 8, "synthetic": None}.get(name, 32):
+    if side != (8 if name == "digits" else 32):
         dataset["image_size"] = side
     if name.startswith("cifar") and profile in ("quick", LONG):  # decodes no more than it takes
         classes = 100 if name == "cifar100" else 10

@@ -92,8 +92,6 @@ def _images(profile: str, role: str, name: str, resolution: str) -> dict[str, An
         dataset["image_size"] = [rows, rows * 959 // 640]
     if name == "camvid":
         dataset["binary"] = True
-    if name == "synthetic":
-        dataset |= {"masks": True, "num_classes": 2}
     return {"dataset": dataset, "augment": {"crop_size": side, "flip": True}}
 
 
