@@ -99,48 +99,61 @@ class Direct(Algorithm):
 
 
 class Im2col(Algorithm):
-    """Explicit GEMM: every patch becomes a column, the convolution one product of matrices."""
+    """Explicit GEMM: every patch becomes a column, the convolution one product of matrices.
 
-    def buffers(self, kernel: Kernel, b: int) -> Buffers:
-        """The columns; an unpadded 1×1 filter at stride 1 needs none."""
-        conv = kernel.conv
-        if self._identity(conv):
-            return {}
-        shape = (b, conv.in_channels * conv.taps, math.prod(conv.out_size))
-        return {"columns": (shape, kernel.torch_dtype)}
+    An unpadded 1×1 filter at stride 1 needs no columns.
+    """
+
+    def _block(self, kernel: Kernel, b: int) -> tuple[int, int]:
+        """Number of samples, and of their input channels, that become columns at once."""
+        return b, kernel.conv.in_channels
 
     @staticmethod
     def _identity(conv: Convolution) -> bool:
         return conv.kernel_size == conv.stride == (1, 1) and conv.padding == (0, 0)
 
-    @staticmethod
-    def _geometry(conv: Convolution) -> tuple[list[int], ...]:
-        return tuple(map(list, (conv.kernel_size, conv.dilation, conv.padding, conv.stride)))
+    def buffers(self, kernel: Kernel, b: int) -> Buffers:
+        """The columns of a block."""
+        conv = kernel.conv
+        if self._identity(conv):
+            return {}
+        samples, channels = self._block(kernel, b)
+        shape = (samples, channels * conv.taps, math.prod(conv.out_size))
+        return {"columns": (shape, kernel.torch_dtype)}
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
         """Compute one kernel; see `Algorithm.run`."""
-        conv, b = kernel.conv, len(first)
-        window = self._geometry(conv)
-        identity = self._identity(conv)
-        if kernel.kind == "backward_data":
-            columns = out.view(b, conv.in_channels, -1) if identity else t["columns"]
-            filters = second.view(conv.out_channels, -1).T
-            torch.bmm(filters.expand(b, -1, -1), first.view(b, conv.out_channels, -1), out=columns)
+        conv, b, identity = kernel.conv, len(first), self._identity(kernel.conv)
+        geometry = (conv.kernel_size, conv.dilation, conv.padding, conv.stride)
+        window, size = [list(pair) for pair in geometry], [conv.height, conv.width]
+        k, c = conv.out_channels, conv.in_channels
+        samples, channels = (b, c) if identity else self._block(kernel, b)
+        matrix = (out if kernel.kind == "backward_filter" else second).view(k, -1)
+        for n, start in itertools.product(range(0, b, samples), range(0, c, channels)):
+            some, end = slice(n, n + samples), min(start + channels, c)
+            filters = matrix[:, start * conv.taps : end * conv.taps]
+            images = (out if kernel.kind == "backward_data" else first)[some, start:end]
+            if identity:
+                columns = images.view(b, c, -1)
+            else:
+                columns = t["columns"][:, : (end - start) * conv.taps]
+            if kernel.kind == "backward_data":
+                gradients = first[some].view(samples, k, -1)
+                torch.bmm(filters.T.expand(samples, -1, -1), gradients, out=columns)
+                if not identity:
+                    torch.ops.aten.col2im.out(columns, size, *window, out=images)
+                continue
             if not identity:
-                size = [conv.height, conv.width]
-                torch.ops.aten.col2im.out(columns, size, *window, out=out)
-            return
-        if identity:
-            columns = first.view(b, conv.in_channels, -1)
-        else:
-            columns = torch.ops.aten.im2col.out(first, *window, out=t["columns"])
-        if kernel.kind == "forward":
-            filters = second.view(conv.out_channels, -1).expand(b, -1, -1)
-            torch.bmm(filters, columns, out=out.view(b, conv.out_channels, -1))
-        else:
-            result = out.view(conv.out_channels, -1)
-            for gradient, column in zip(second.flatten(2), columns, strict=True):
-                result.addmm_(gradient, column.T)
+                torch.ops.aten.im2col.out(images, *window, out=columns)
+            if kernel.kind == "backward_filter":
+                for gradient, column in zip(second[some].flatten(2), columns, strict=True):
+                    filters.addmm_(gradient, column.T)
+                continue
+            result, every = out[some].view(samples, k, -1), filters.expand(samples, -1, -1)
+            if start:
+                result.baddbmm_(every, columns)
+            else:
+                torch.bmm(every, columns, out=result)
 
 
 class Implicit(Im2col):
@@ -152,47 +165,10 @@ class Implicit(Im2col):
     # Bytes of columns, at least one channel's: small, and enough for efficient products.
     block_bytes = 2**18
 
-    def _channels(self, kernel: Kernel) -> int:
-        """Number of input channels that become columns at once."""
+    def _block(self, kernel: Kernel, b: int) -> tuple[int, int]:
         conv = kernel.conv
         each = conv.taps * math.prod(conv.out_size) * kernel.torch_dtype.itemsize
-        return min(conv.in_channels, max(1, self.block_bytes // each))
-
-    def buffers(self, kernel: Kernel, b: int) -> Buffers:
-        """The columns of some channels of one sample, for any micro-batch size."""
-        conv = kernel.conv
-        if self._identity(conv):
-            return {}
-        shape = (1, self._channels(kernel) * conv.taps, math.prod(conv.out_size))
-        return {"columns": (shape, kernel.torch_dtype)}
-
-    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `Algorithm.run`."""
-        conv = kernel.conv
-        if self._identity(conv):
-            super().run(kernel, first, second, out, t)
-            return
-        window = self._geometry(conv)
-        gradients = kernel.kind == "backward_filter"
-        matrix = (out if gradients else second).view(conv.out_channels, -1)
-        for n, start in itertools.product(
-            range(len(first)), range(0, conv.in_channels, self._channels(kernel))
-        ):
-            channels = slice(start, min(start + self._channels(kernel), conv.in_channels))
-            columns = t["columns"][:, : (channels.stop - start) * conv.taps]
-            filters = matrix[:, start * conv.taps : channels.stop * conv.taps]
-            if kernel.kind == "backward_data":
-                torch.mm(filters.T, first[n].flatten(1), out=columns[0])
-                size = [conv.height, conv.width]
-                torch.ops.aten.col2im.out(columns, size, *window, out=out[n : n + 1, channels])
-                continue
-            torch.ops.aten.im2col.out(first[n : n + 1, channels], *window, out=columns)
-            if gradients:
-                filters.addmm_(second[n].flatten(1), columns[0].T)
-            elif start:
-                out[n].view(conv.out_channels, -1).addmm_(filters, columns[0])
-            else:
-                torch.mm(filters, columns[0], out=out[n].view(conv.out_channels, -1))
+        return 1, min(conv.in_channels, max(1, self.block_bytes // each))
 
 
 class FFT(Algorithm):

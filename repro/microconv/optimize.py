@@ -144,7 +144,8 @@ def pareto_front(
             )
         raise ValueError(
             f"no division of the mini-batch of {batch} fits into {limit_bytes} bytes of workspace; "
-            f"the smallest limit that would work is {least_workspace(batch, usable)} bytes"
+            f"the smallest limit that would work is "
+            f"{pareto_front(batch, usable)[0].workspace_bytes} bytes"
         )
     # WR, step 3: c(B) of each limit. D keeps those that no smaller workspace equals in time.
     front: list[Division] = []
@@ -237,14 +238,6 @@ def _usable(batch: int, candidates: Candidates) -> dict[int, list[Candidate]]:
             f"no candidate has a micro-batch of at most {batch}; measure at least one algorithm"
         )
     return {size: desirable(known[size]) for size in sorted(known)}
-
-
-def least_workspace(batch: int, candidates: Candidates) -> int:
-    """The smallest workspace in bytes of any division of the mini-batch.
-
-    Arguments and errors as in `best_division`.
-    """
-    return pareto_front(batch, candidates)[0].workspace_bytes
 
 
 def assign_workspaces(

@@ -64,23 +64,10 @@ class KernelReport:
         """Temporary bytes of the kernel in its current form."""
         return self.division.workspace_bytes if self.division else self.native_bytes
 
-    def row(self) -> tuple[str, ...]:
-        """Its line of a report's table."""
-        division = self.division
-        what = self.layer, self.kernel.kind, str(self.batch), str(division or "torch's own")
-        times = (f"{1e3 * seconds:.2f}" for seconds in (self.time_s, self.native_s))
-        taken = f"{division.workspace_bytes / MIB:.2f}" if division else "–"
-        ratio = _ratio(self.native_s, self.time_s)
-        return (*what, *times, ratio, taken, f"{self.native_bytes / MIB:.2f}")
-
-
-def _ratio(slower_s: float, faster_s: float) -> str:
-    return f"{slower_s / faster_s:.2f}×" if faster_s else "–"
-
 
 @dataclass
 class TuningReport:
-    """The outcome of `tune`.
+    """The outcome of `tune`; as text, a table of layers, unchanged layers, time and memory.
 
     Attributes:
         mode: ``WR`` or ``WD``.
@@ -132,18 +119,15 @@ class TuningReport:
         return max(needs, default=0) if self.mode == "WR" else sum(needs)
 
     def __str__(self) -> str:
-        header = ("layer", "kernel", "N", "runs as", "ms", "torch ms", "ratio", "MiB", "torch MiB")
-        rows = [header, *(entry.row() for entry in self.kernels)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        sides = "<<><>>>>>"
-        lines = [
-            "  ".join(f"{c:{side}{n}}" for c, side, n in zip(row, sides, widths, strict=True))
-            for row in rows
-        ]
+        lines = [f"{'layer, kernel':40} {'ms':>9} {'torch ms':>9} {'MiB':>8}  runs as"]
+        for e in self.kernels:
+            times = f"{1e3 * e.time_s:9.2f} {1e3 * e.native_s:9.2f}"
+            runs_as = e.division or "torch's own"
+            form = f"{e.workspace_bytes / MIB:8.2f}  {runs_as}"
+            lines.append(f"{f'{e.layer} {e.kernel.kind}':40} {times} {form}")
         each = "for each kernel" if self.mode == "WR" else "in all"
         lines += [
-            f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms "
-            f"({_ratio(self.native_s, self.time_s)})",
+            f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms",
             f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}; "
             f"{self.allocated_bytes / MIB:.2f} MiB allocated",
             f"{self.measured} times measured in {self.benchmark_s:.2f} s, {self.cached} from the "
@@ -165,5 +149,5 @@ class TuningReport:
         return "\n".join(lines)
 
     def summary(self) -> None:
-        """Print the table of layers, the unchanged layers, and time and memory."""
+        """Print it as text."""
         print(self)

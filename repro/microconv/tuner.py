@@ -48,13 +48,7 @@ def untune(model: nn.Module) -> nn.Module:
 
 
 class Tuner:
-    """One call of `tune`: measure, optimise, try, and install.
-
-    Args:
-        report: Has the mode, the policy and the limit; results are filled in.
-        bench: Measures on the device of the model's convolutions.
-        min_gain: See `tune`.
-    """
+    """One call of `tune`; `report` has the mode, policy and limit, and is filled in."""
 
     def __init__(self, report: TuningReport, bench: Bench, min_gain: float) -> None:
         self.report, self.bench, self.min_gain = report, bench, min_gain
@@ -82,9 +76,15 @@ class Tuner:
         tasks = [(call.name, (kernel, call.batch)) for call in calls for kernel in call.kernels()]
         if report.strict:
             with undisturbed(model, sample):
-                self._measure_others(others, training)
-        with self._timed("benchmark_s"):
-            self._measure(list(dict.fromkeys(key for _, key in tasks)))
+                for other in others:
+                    for pass_, taken in other.temporary_bytes(training).items():
+                        name = f"{other.name} {pass_}"
+                        self.others[name] = max(taken, self.others.get(name, 0))
+        with self._timed("benchmark_s"):  # step 1 of WR for every kernel
+            for kernel, batch in dict.fromkeys(key for _, key in tasks):
+                sizes = micro_batch_sizes(batch, report.policy)
+                ways = self.bench.candidates(kernel, batch, sizes, report.limit_bytes)
+                self.measured[kernel, batch] = ways
         # Under WD the workspace of a division that fails its trial is reassigned by solving again.
         for _ in range(_ROUNDS if report.mode == "WD" else 1):
             with self._timed("optimise_s"):
@@ -101,7 +101,20 @@ class Tuner:
                 break
             self.failed |= failed
         with self._timed("benchmark_s"):
-            report.kernels = self._settle(model, calls, chosen, sample, training)
+            remaining = iter(chosen)
+            layers = [[next(remaining) for _ in call.kinds] for call in calls]
+            made = self._make(calls, layers)  # before the model is changed: memory may run out
+            if self.min_gain >= 0:
+                with undisturbed(model, sample):  # restores an earlier tuning if the model raises
+                    untune(model)
+                    step = partial(training_step, model, sample, training)
+                    layers = self._paying(model, calls, layers, step)
+                made = self._make(calls, layers)
+            _install(model, made)
+        report.allocated_bytes = made[0][1]["forward"].workspace.size if made else 0
+        divided = {call.name for call, _ in made}
+        report.skipped |= {c.name: self._reason(c) for c in calls if c.name not in divided}
+        report.kernels = [entry for entries in layers for entry in entries]
         report.measured, report.cached = self.bench.measured, self.bench.cached
 
     @contextmanager
@@ -110,25 +123,8 @@ class Tuner:
         yield
         setattr(self.report, name, getattr(self.report, name) + time.perf_counter() - start)
 
-    def _measure_others(self, others: Sequence[Untunable], training: bool) -> None:
-        for other in others:
-            for pass_, taken in other.temporary_bytes(training).items():
-                name = f"{other.name} {pass_}"
-                self.others[name] = max(taken, self.others.get(name, 0))
-
-    def _measure(self, keys: Sequence[_Key]) -> None:
-        """Step 1 of WR for every kernel."""
-        for kernel, batch in keys:
-            sizes = micro_batch_sizes(batch, self.report.policy)
-            limit = self.report.limit_bytes
-            self.measured[kernel, batch] = self.bench.candidates(kernel, batch, sizes, limit)
-
     def _wr(self, tasks: Sequence[_Task]) -> list[Division | None]:
-        """WR: a division for each kernel, None for torch's own undivided convolution.
-
-        Raises:
-            WorkspaceLimitError: `strict`, and a kernel exceeds the limit.
-        """
+        """WR: a division for each kernel, None for torch's own undivided convolution."""
         solved = {key: self._best(key) for key in dict.fromkeys(key for _, key in tasks)}
         taken = [*self.others.values(), *(self._native(k).workspace_bytes for k in self.unfit)]
         if self.report.strict and max(taken, default=0) > self.report.limit_bytes:
@@ -148,11 +144,7 @@ class Tuner:
         return front[-1]
 
     def _wd(self, tasks: Sequence[_Task]) -> list[Division | None]:
-        """WD: as in `_wr`, with one limit for all kernels.
-
-        Raises:
-            WorkspaceLimitError: `strict`, and the kernels exceed the limit.
-        """
+        """WD: as in `_wr`, with one limit for all kernels."""
         strict = self.report.strict
         limit = self.report.limit_bytes - (sum(self.others.values()) if strict else 0)
         whole: dict[_Key, Division] = {}
@@ -160,7 +152,12 @@ class Tuner:
         for key in dict.fromkeys(key for _, key in tasks):
             native = self._native(key)
             whole[key] = Division(native.time_s, native.workspace_bytes if strict else 0, [])
-            fronts[key] = self._front(key)
+            # Besides torch's own, undivided.
+            candidates = self._divisible(key)
+            candidates[key[1]] = [w for w in candidates[key[1]] if w.algorithm != backends.NATIVE]
+            if not (front := self._within(key, candidates)):
+                self.unfit.add(key)
+            fronts[key] = [d for d in front if (key, str(d)) not in self.failed]
         tries = [{key: [whole[key], *front] for key, front in fronts.items()}]
         if self.min_gain == -math.inf:  # divisions are required, torch's own is the last resort
             tries.insert(0, {key: front or [whole[key]] for key, front in fronts.items()})
@@ -175,16 +172,6 @@ class Tuner:
                 self.spare = limit - sum(d.workspace_bytes for d in shares.values())
                 return [shares[index] if shares[index].parts else None for index in choices]
         raise self._refusal(tasks)
-
-    def _front(self, key: _Key) -> list[Division]:
-        """The divisions that WD may choose besides torch's own, undivided; often none."""
-        candidates = self._divisible(key)
-        whole = key[1]
-        candidates[whole] = [w for w in candidates[whole] if w.algorithm != backends.NATIVE]
-        front = self._within(key, candidates)
-        if not front:
-            self.unfit.add(key)
-        return [division for division in front if (key, str(division)) not in self.failed]
 
     def _within(self, key: _Key, candidates: dict[int, list[Candidate]]) -> list[Division]:
         """The desirable divisions within the limit, none if nothing fits."""
@@ -258,33 +245,6 @@ class Tuner:
             left, division=division, time_s=time_s, native_s=native_s, error=error, needed=needed
         )
 
-    def _settle(
-        self,
-        model: nn.Module,
-        calls: Sequence[Call],
-        chosen: Sequence[KernelReport],
-        sample: Any,
-        training: bool,
-    ) -> list[KernelReport]:
-        """Install the divisions that make the whole model faster, or that the limit requires."""
-        report = self.report
-        remaining = iter(chosen)
-        layers = [[next(remaining) for _ in call.kinds] for call in calls]
-        made = self._make(calls, layers)  # before the model is changed: memory may run out
-        if self.min_gain >= 0:
-            with undisturbed(model, sample):  # restores an earlier tuning if the model raises
-                untune(model)
-                step = partial(training_step, model, sample, training)
-                layers = self._paying(model, calls, layers, step)
-            made = self._make(calls, layers)
-        _install(model, made)
-        report.allocated_bytes = made[0][1]["forward"].workspace.size if made else 0
-        swapped = {call.name for call, _ in made}
-        for call in calls:
-            if call.name not in swapped:
-                report.skipped[call.name] = self._reason(call)
-        return [entry for entries in layers for entry in entries]
-
     def _paying(
         self,
         model: nn.Module,
@@ -298,7 +258,7 @@ class Tuner:
         """
 
         def form(kept: Collection[int] | None) -> list[list[KernelReport]]:
-            """The model with the `kept` layers tuned, or required ones; None for none at all."""
+            """The `kept` layers tuned, and required ones; None for none at all."""
             return [
                 [e if kept is not None and (n in kept or e.needed) else _untied(e) for e in entries]
                 for n, entries in enumerate(layers)
