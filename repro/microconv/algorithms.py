@@ -16,10 +16,7 @@ Carved = dict[str, Tensor]  # the tensors of `Buffers`, made by `carve`
 
 
 def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
-    """The outputs that a filter's tap reaches, and the inputs that it reads for them.
-
-    Outputs at the borders are left out if their taps read the padding.
-    """
+    """The outputs for which a filter's tap reads no padding, and the inputs that it reads."""
     out, source = [], []
     for axis, tap in enumerate((row, column)):
         size, count = (conv.height, conv.width)[axis], conv.out_size[axis]
@@ -33,13 +30,9 @@ def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
 
 
 class Algorithm(Protocol):
-    """Computes all three kernels of one group, in float32 or float64, into buffers.
+    """Computes all three kernels of one group, in float32 or float64, into buffers."""
 
-    Attributes:
-        error: Stated relative error in float32; see `backends.stated_error`.
-    """
-
-    error: float = 2e-5
+    error: float = 2e-5  # stated for float32; see `backends.stated_error`
 
     def supports(self, kernel: Kernel) -> bool:
         """Whether it computes a kernel; by default with any stride, padding and dilation."""
@@ -275,10 +268,7 @@ _AT = [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 
 
 @cache
 def _winograd_matrices(dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Two-dimensional transforms of inputs, filters, flipped filters and outputs.
-
-    Their shapes are (36, 36), (36, 9), (36, 9) and (16, 36).
-    """
+    """Transforms of inputs (36, 36), filters (36, 9), flipped filters and outputs (16, 36)."""
     with torch.inference_mode(False):
         matrices = [torch.tensor(m, dtype=torch.float64, device="cpu") for m in (_BT, _G, _AT)]
         of_inputs, of_filters, of_outputs = (torch.kron(m, m) for m in matrices)
@@ -332,35 +322,32 @@ class Winograd(Algorithm):
         c, k, pad, (ty, tx) = self._geometry(kernel)
         b = len(first)
         p = b * ty * tx
-        of_inputs, of_filters, of_flipped, of_outputs = _winograd_matrices(
-            first.dtype, str(first.device)
-        )
-        one, two, taps, filters = t["one"], t["two"], t["taps"], t["filters"]
+        device = str(first.device)
+        of_inputs, of_filters, of_flipped, of_outputs = _winograd_matrices(first.dtype, device)
+        taps, filters = t["taps"], t["filters"]
+
+        def view(name: str, *shape: int) -> Tensor:
+            return t[name][: math.prod(shape)].view(shape)
 
         # Inputs: overlapping tiles (36, c, p), transformed from `one` to `two`.
-        h, w = first.shape[2:]
-        height, width = 4 * ty + 2, 4 * tx + 2
-        padded = t["padded"][: b * c * height * width].view(b, c, height, width).zero_()
-        rows, columns = min(h, height - pad[0]), min(w, width - pad[1])
-        padded[:, :, pad[0] : pad[0] + rows, pad[1] : pad[1] + columns] = first[
-            :, :, :rows, :columns
-        ]
+        padded = view("padded", b, c, 4 * ty + 2, 4 * tx + 2).zero_()
+        given = first[:, :, : padded.shape[2] - pad[0], : padded.shape[3] - pad[1]]
+        rows, columns = given.shape[2:]
+        padded[:, :, pad[0] : pad[0] + rows, pad[1] : pad[1] + columns] = given
         bs, cs, hs, ws = padded.stride()
         tiles = padded.as_strided((6, 6, c, b, ty, tx), (hs, ws, cs, bs, 4 * hs, 4 * ws))
-        one[: 36 * c * p].view(6, 6, c, b, ty, tx).copy_(tiles)
-        inputs = two[: 36 * c * p].view(36, c * p)
-        torch.mm(of_inputs, one[: 36 * c * p].view(36, c * p), out=inputs)
+        view("one", 6, 6, c, b, ty, tx).copy_(tiles)
+        torch.mm(of_inputs, view("one", 36, c * p), out=view("two", 36, c * p))
+        inputs = view("two", 36, c, p)
 
         if kernel.kind == "backward_filter":
             # The output's gradient in tiles of 4×4, through the adjoint of the outputs' transform.
-            half = t["padded"][: 16 * k * p].zero_()
-            blocks = half.view(4, 4, k, b, ty, tx)
+            blocks = view("padded", 4, 4, k, b, ty, tx).zero_()
             for i, j in itertools.product(range(4), range(4)):
                 source = second[:, :, i::4, j::4].transpose(0, 1)
                 blocks[i, j, :, :, : source.shape[2], : source.shape[3]] = source
-            gradients = one[: 36 * k * p].view(36, k * p)
-            torch.mm(of_outputs.T, half.view(16, k * p), out=gradients)
-            torch.bmm(gradients.view(36, k, p), inputs.view(36, c, p).transpose(1, 2), out=filters)
+            torch.mm(of_outputs.T, blocks.view(16, k * p), out=view("one", 36, k * p))
+            torch.bmm(view("one", 36, k, p), inputs.transpose(1, 2), out=filters)
             torch.mm(of_filters.T, filters.view(36, k * c), out=taps)
             out += taps.view(3, 3, k, c).permute(2, 3, 0, 1)
             return
@@ -368,11 +355,9 @@ class Winograd(Algorithm):
         flipped = kernel.kind == "backward_data"
         taps.view(3, 3, k, c).copy_(second.permute(2, 3, *((1, 0) if flipped else (0, 1))))
         torch.mm(of_flipped if flipped else of_filters, taps, out=filters.view(36, k * c))
-        products = one[: 36 * k * p].view(36, k, p)
-        torch.bmm(filters, inputs.view(36, c, p), out=products)
-        outputs = two[: 16 * k * p].view(16, k * p)
-        torch.mm(of_outputs, products.view(36, k * p), out=outputs)
-        whole = t["padded"][: b * k * 16 * ty * tx].view(b, k, ty, 4, tx, 4)
-        whole.copy_(outputs.view(4, 4, k, b, ty, tx).permute(3, 2, 4, 0, 5, 1))
+        torch.bmm(filters, inputs, out=view("one", 36, k, p))
+        torch.mm(of_outputs, view("one", 36, k * p), out=view("two", 16, k * p))
+        outputs = view("two", 4, 4, k, b, ty, tx).permute(3, 2, 4, 0, 5, 1)
+        view("padded", b, k, ty, 4, tx, 4).copy_(outputs)
         rows, columns = out.shape[2:]
-        out.copy_(whole.view(b, k, 4 * ty, 4 * tx)[:, :, :rows, :columns])
+        out.copy_(view("padded", b, k, 4 * ty, 4 * tx)[:, :, :rows, :columns])

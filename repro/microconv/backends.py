@@ -27,10 +27,6 @@ NATIVE = "torch:native"
 def check_names(names: Sequence[str] | None, device: str) -> list[str]:
     """Check the allowed algorithms on a device; return a line for each unavailable backend.
 
-    Args:
-        names: Backends, or single algorithms as ``BACKEND:ALGORITHM``; None for all available.
-        device: ``cpu`` or an accelerator.
-
     Raises:
         BackendMissingError: A named backend is unknown or unavailable.
         ValueError: No name was given, or an algorithm that its backend does not have.
@@ -90,21 +86,16 @@ def stated_error(algorithm: str, kernel: Kernel) -> float:
 
 
 def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
-    """Bytes to give as workspace to ``BACKEND:ALGORITHM`` for `b` samples.
-
-    They are the bytes that the backend lists, less the bytes that its library allocates itself.
-    """
+    """Bytes to give as workspace: those listed, less those that the library allocates itself."""
     backend, bare_name = find(algorithm)
     return backend.given_bytes(bare_name, kernel, b)
 
 
 def summing_bytes(kernel: Kernel) -> int:
-    """Bytes in which a division sums filter gradients of 16 bits; see `run_division`.
-
-    On a CPU torch casts the addends in a further buffer.
-    """
+    """Bytes in which a division sums filter gradients of 16 bits; see `run_division`."""
     if kernel.kind != "backward_filter" or kernel.torch_dtype.itemsize >= 4:
         return 0
+    # On a CPU torch casts the addends in a further buffer.
     buffers = 2 if torch.device(kernel.device).type == "cpu" else 1
     return buffers * aligned(4 * math.prod(kernel.conv.weight_shape))
 
@@ -113,14 +104,9 @@ def run(algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -
     """Compute one micro-batch of a kernel by an algorithm.
 
     It allocates at most the listed bytes beyond `given_bytes`, and nothing waits for the device.
-
-    Args:
-        algorithm: ``BACKEND:ALGORITHM``.
-        kernel: The kernel.
-        operands: In the order of `Kernel.shapes`, contiguous in the kernel's layout. The result of
-            ``forward`` and ``backward_data`` is overwritten; a ``backward_filter`` is added to it,
-            so that micro-batches accumulate.
-        workspace: Bytes, at least `given_bytes`, aligned to `kernels.ALIGNMENT`.
+    Operands are in the order of `Kernel.shapes`, contiguous in the kernel's layout. The result of
+    ``forward`` and ``backward_data`` is overwritten; a ``backward_filter`` is added to it, so that
+    micro-batches accumulate. The workspace has at least `given_bytes`, aligned.
     """
     backend, bare_name = find(algorithm)
     backend.run(bare_name, kernel, operands, workspace)
@@ -144,16 +130,11 @@ def run_division(
     """Compute a whole mini-batch, one part after the other in the same workspace.
 
     Arguments as in `run`, for the mini-batch; a filter gradient in `out` is overwritten here, and
-    `bias`, of shape (K,), is added to a forward pass.
-
-    Raises:
-        ValueError: The parts do not sum to the mini-batch.
+    `bias`, of shape (K,), is added to a forward pass. ValueError if the parts are of another size.
     """
     if sum(size for size, _ in parts) != len(first):
-        raise ValueError(
-            f"the division has parts of {[size for size, _ in parts]} samples, the mini-batch "
-            f"{len(first)}; divide this mini-batch"
-        )
+        sizes = [size for size, _ in parts]
+        raise ValueError(f"the division has parts of {sizes} samples, the mini-batch {len(first)}")
     total = out
     if kernel.kind == "backward_filter":
         # Sums of 16-bit gradients are kept in float32, as inside one convolution.

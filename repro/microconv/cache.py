@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -42,7 +43,7 @@ class CacheWarning(UserWarning):
 def key_of(kernel: Kernel) -> str:
     """A kernel's key on this machine, as JSON: all that affects its measured times."""
     facts = {
-        "kernel": kernel.facts(),
+        "kernel": asdict(kernel),
         "backend": versions(kernel.device),
         "device": _device(kernel.device),
         "freed memory kept": freed_memory_is_kept(),

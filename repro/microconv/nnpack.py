@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 
 from repro.microconv import staging
-from repro.microconv.kernels import (
-    Backend,
-    Convolution,
-    Kernel,
-    Operands,
-    aligned,
-)
+from repro.microconv.kernels import Backend, Convolution, Kernel, Operands, aligned
 
 # enum nnp_convolution_algorithm
 ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3, "implicit_gemm": 4}
@@ -83,11 +77,7 @@ class NNPACKBackend(Backend):
 
 
 def _run(algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
-    """Compute a micro-batch of one group in float32.
-
-    Raises:
-        RuntimeError: NNPACK fails.
-    """
+    """Compute a micro-batch of one group in float32."""
     first, filters, out = operands
     shape = _forward_shape(kernel)
     assert shape is not None
@@ -183,10 +173,7 @@ def _call(
     pointers: tuple[int | None, ...],
     size: ctypes.c_size_t,
 ) -> int:
-    """Call NNPACK with pointers to input, filters, bias, output and workspace; return its status.
-
-    Without pointers it sets `size` to the needed bytes of workspace.
-    """
+    """Call NNPACK; return its status. Without pointers it sets `size` to the needed workspace."""
     library, problem = _load()
     if library is None:
         raise RuntimeError(problem)

@@ -59,11 +59,8 @@ def run(
 ) -> None:
     """Compute a kernel group by group, or at once if it need not be staged.
 
-    Args:
-        kernel: The kernel.
-        operands: See `backends.run`; a filter gradient accumulates in its own precision.
-        workspace: Its first `nbytes` are for staging.
-        compute: Called with the kernel of a group, its operands and the rest of the workspace.
+    The workspace's first `nbytes` are for staging; `compute` is called with the kernel of a group,
+    its operands and the rest. A filter gradient accumulates in its own precision.
     """
     if not is_staged(kernel):
         compute(kernel, operands, workspace)

@@ -76,8 +76,8 @@ def tune(
         The choice for each kernel, and the unchanged layers with reasons.
 
     Raises:
-        NotTunableError: `model` is no module, cannot be called with the sample, has lazy layers or
-            convolutions on several devices; or a mode that intercepts operations is active.
+        NotTunableError: `model` is no module, has lazy layers or convolutions on several devices;
+            or a mode that intercepts operations is active.
         ValueError: An argument is not one of its choices.
         WorkspaceLimitError: A kernel cannot be held to the limit; the model is unchanged.
         BackendMissingError: A named backend is unavailable.

@@ -632,7 +632,7 @@ def test_a_sample_that_the_model_cannot_take():
         ({"images": images()}, "got an unexpected keyword argument 'images'"),
         (images().numpy(), r"conv2d\(\) received an invalid combination"),
     ):
-        with pytest.raises(NotTunableError, match=f"{reason}.*Give what the model is called with"):
+        with pytest.raises(TypeError, match=reason):
             tune(model, sample)
     with pytest.raises(RuntimeError, match="3 channels"):
         tune(model, images(channels=4))
