@@ -83,8 +83,6 @@ class TuningReport:
         allocated_bytes: Workspace that the model holds now.
         measured: Number of measured times.
         cached: Number of times from the cache.
-        benchmark_s: Seconds spent measuring.
-        optimise_s: Seconds spent in the dynamic and integer programmes.
     """
 
     mode: str
@@ -99,8 +97,6 @@ class TuningReport:
     allocated_bytes: int = 0
     measured: int = 0
     cached: int = 0
-    benchmark_s: float = 0.0
-    optimise_s: float = 0.0
 
     @property
     def time_s(self) -> float:
@@ -130,8 +126,7 @@ class TuningReport:
             f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms",
             f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}; "
             f"{self.allocated_bytes / MIB:.2f} MiB allocated",
-            f"{self.measured} times measured in {self.benchmark_s:.2f} s, {self.cached} from the "
-            f"cache; optimised in {1e3 * self.optimise_s:.1f} ms",
+            f"{self.measured} times measured, {self.cached} from the cache",
         ]
         if self.model is not None:
             tuned_s, untuned_s = self.model.medians_s

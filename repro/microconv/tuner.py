@@ -2,9 +2,8 @@
 
 import json
 import math
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -80,48 +79,38 @@ class Tuner:
                     for pass_, taken in other.temporary_bytes(training).items():
                         name = f"{other.name} {pass_}"
                         self.others[name] = max(taken, self.others.get(name, 0))
-        with self._timed("benchmark_s"):  # step 1 of WR for every kernel
-            for kernel, batch in dict.fromkeys(key for _, key in tasks):
-                sizes = micro_batch_sizes(batch, report.policy)
-                ways = self.bench.candidates(kernel, batch, sizes, report.limit_bytes)
-                self.measured[kernel, batch] = ways
+        for kernel, batch in dict.fromkeys(key for _, key in tasks):  # step 1 of WR
+            sizes = micro_batch_sizes(batch, report.policy)
+            ways = self.bench.candidates(kernel, batch, sizes, report.limit_bytes)
+            self.measured[kernel, batch] = ways
         # Under WD the workspace of a division that fails its trial is reassigned by solving again.
         for _ in range(_ROUNDS if report.mode == "WD" else 1):
-            with self._timed("optimise_s"):
-                divisions = self._wr(tasks) if report.mode == "WR" else self._wd(tasks)
-            with self._timed("benchmark_s"):
-                pairs = zip(tasks, divisions, strict=True)
-                chosen = [self._try(*task, division) for task, division in pairs]
+            divisions = self._wr(tasks) if report.mode == "WR" else self._wd(tasks)
+            pairs = list(zip(tasks, divisions, strict=True))
+            chosen = [self._try(*task, division) for task, division in pairs]
             failed = {
                 (key, str(division))
-                for (_, key), division, entry in zip(tasks, divisions, chosen, strict=True)
+                for ((_, key), division), entry in zip(pairs, chosen, strict=True)
                 if division is not None and entry.division is None
             }
             if failed <= self.failed:
                 break
             self.failed |= failed
-        with self._timed("benchmark_s"):
-            remaining = iter(chosen)
-            layers = [[next(remaining) for _ in call.kinds] for call in calls]
-            made = self._make(calls, layers)  # before the model is changed: memory may run out
-            if self.min_gain >= 0:
-                with undisturbed(model, sample):  # restores an earlier tuning if the model raises
-                    untune(model)
-                    step = partial(training_step, model, sample, training)
-                    layers = self._paying(model, calls, layers, step)
-                made = self._make(calls, layers)
-            _install(model, made)
+        remaining = iter(chosen)
+        layers = [[next(remaining) for _ in call.kinds] for call in calls]
+        made = self._make(calls, layers)  # before the model is changed: memory may run out
+        if self.min_gain >= 0:
+            with undisturbed(model, sample):  # restores an earlier tuning if the model raises
+                untune(model)
+                step = partial(training_step, model, sample, training)
+                layers = self._paying(model, calls, layers, step)
+            made = self._make(calls, layers)
+        _install(model, made)
         report.allocated_bytes = made[0][1]["forward"].workspace.size if made else 0
         divided = {call.name for call, _ in made}
         report.skipped |= {c.name: self._reason(c) for c in calls if c.name not in divided}
         report.kernels = [entry for entries in layers for entry in entries]
         report.measured, report.cached = self.bench.measured, self.bench.cached
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        setattr(self.report, name, getattr(self.report, name) + time.perf_counter() - start)
 
     def _wr(self, tasks: Sequence[_Task]) -> list[Division | None]:
         """WR: a division for each kernel, None for torch's own undivided convolution."""

@@ -1,14 +1,13 @@
 """`tune` a model's convolutions under a workspace limit."""
 
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from repro.microconv import backends
-from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
+from repro.microconv.cache import BenchmarkCache, default_path
 from repro.microconv.kernels import Kernel
 from repro.microconv.measuring import Bench
 from repro.microconv.optimize import POLICIES, limit_of
@@ -123,11 +122,4 @@ def _open_cache(cache: BenchmarkCache | str | os.PathLike[str] | None) -> Benchm
         return cache
     if cache is None:
         return _MEMORY
-    if cache != "default":
-        return BenchmarkCache(cache)
-    try:
-        return BenchmarkCache(default_path())
-    except CacheError as error:  # the user did not ask for this file
-        told = f"{error}; results are kept in memory until the process ends"
-        warnings.warn(told, CacheWarning, stacklevel=3)
-        return _MEMORY
+    return BenchmarkCache(default_path() if cache == "default" else cache)
