@@ -67,8 +67,7 @@ def make_bench(config: Config, device: str, cache: BenchmarkCache) -> Bench:
 def shared(config: Config, device: str) -> BenchmarkCache:
     """The times that experiments on a network have measured so far, in this process.
 
-    On an accelerator also in other processes: all sizes of a network take minutes there, and a run
-    may have a process of its own. Kernels tell networks of one size apart.
+    On an accelerator, where all sizes of a network take minutes, also in other processes.
     """
     parts = ("image", "batch", "setting", "threads")
     key = repr([config.get(part) for part in parts] + [device])
@@ -102,10 +101,7 @@ def iteration(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> t
 def difference(
     one: nn.Module, other: nn.Module, images: torch.Tensor, labels: torch.Tensor
 ) -> tuple[float, float]:
-    """The relative difference of the loss, and the largest of a gradient's element.
-
-    The latter is over the gradient's largest element.
-    """
+    """The relative difference of the loss, and the largest of a gradient's elements."""
     losses = []
     for model in (one, other):
         torch.manual_seed(1)  # the same dropout on both sides
@@ -125,9 +121,8 @@ Layer = tuple[Convolution, int]  # with its batch size
 def layers(config: Config) -> tuple[list[Layer], int]:
     """The layers of one network type that are run, in DeepBench's order, and how many are not.
 
-    The configuration's `factor` is of the batch size, `largest_mmacs` leaves out layers of more
-    multiplications (in millions), and `of_each_size` is how many of each kernel size are run, the
-    cheapest first; None for all.
+    `factor` is of the batch size, `largest_mmacs` in millions of multiplications; `of_each_size`
+    is how many of each kernel size are run, the cheapest first.
     """
     every: list[Layer] = [
         (Convolution(c, h, w, k, (rows, columns), (s, s), (p, p)), batch * config["factor"])
@@ -139,11 +134,10 @@ def layers(config: Config) -> tuple[list[Layer], int]:
         conv, batch = layer
         return math.prod(conv.output_shape(batch)) * conv.in_channels * conv.taps
 
-    most, count = config["largest_mmacs"] or math.inf, config["of_each_size"]
-    small = sorted((layer for layer in every if macs(layer) <= 1e6 * most), key=macs)
-    by_size = {
-        conv.kernel_size: [one for one in small if one[0].kernel_size == conv.kernel_size]
-        for conv, _ in small
-    }
-    run = sorted((layer for group in by_size.values() for layer in group[:count]), key=every.index)
+    most, count = 1e6 * (config["largest_mmacs"] or math.inf), config["of_each_size"]
+    run: list[Layer] = []
+    for size in {conv.kernel_size for conv, _ in every}:
+        own = [one for one in every if one[0].kernel_size == size and macs(one) <= most]
+        run += sorted(own, key=macs)[:count]
+    run.sort(key=every.index)
     return run, len(every) - len(run)

@@ -71,16 +71,15 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
                 if (division := _divide(batch, ways, limit * MIB)) is not None:
                     row = {"limit_mib": limit, "policy": policy}
                     checked.append(row | _run(bench, kernel, batch, division))
-        return Outcome(
-            metrics={
-                "checked": checked,
-                "benchmark_s": benchmark_s,
-                "optimise_s": optimise_s,
-                "measured": bench.measured,
-                "infeasible_at_64_mib": divided.count(None),
-                "kernels": [_described(*entry, measured[entry[1:]]) for entry in named],
-            }
-        )
+        metrics = {
+            "checked": checked,
+            "benchmark_s": benchmark_s,
+            "optimise_s": optimise_s,
+            "measured": bench.measured,
+            "infeasible_at_64_mib": divided.count(None),
+            "kernels": [_described(*entry, measured[entry[1:]]) for entry in named],
+        }
+        return Outcome(metrics)
 
 
 def _measure(bench: Bench, named: Sequence[Named], policy: str) -> Measured:
@@ -113,12 +112,8 @@ def _run(bench: Bench, kernel: Kernel, batch: int, division: Division) -> dict[s
 
 
 def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[str, Any]:
-    """A kernel and its useful candidates as plain values, torch's own at the end."""
+    """A kernel and its useful candidates as plain values."""
     native = _native(by_size[batch])
-    useful = {
-        str(size): [[way.algorithm, way.time_s, way.workspace_bytes] for way in desirable(ways)]
-        for size, ways in by_size.items()
-    }
     conv, width = kernel.conv, kernel.torch_dtype.itemsize
     elements = math.prod(conv.input_shape(batch)) + math.prod(conv.output_shape(batch))
     return {
@@ -130,7 +125,10 @@ def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[
         "native_bytes": native.workspace_bytes,
         "data_bytes": width * elements,
         "filter_bytes": width * math.prod(conv.weight_shape),
-        "candidates": useful,
+        "candidates": {
+            str(size): [[way.algorithm, way.time_s, way.workspace_bytes] for way in desirable(ways)]
+            for size, ways in by_size.items()
+        },
     }
 
 
@@ -153,19 +151,15 @@ def _size(kernel: Kernel) -> str:
 def network(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Divide a network's kernels under a limit and run them, kernel by kernel.
 
-    Every byte of temporary memory is held to the limit, torch's own convolution included. Whole
-    iterations are `iterating.iterations`.
+    Every byte of temporary memory is held to the limit, torch's own convolution included.
     """
     with machine(config, device), rounding(config, device):
-        named = building.network_kernels(config, device)
-        bench = building.make_bench(config, device, shared(config, device))
-        measured = _measure(bench, named, config["policy"])
+        named, bench, measured = _kernels_of(config, device)
         if is_accelerator(device) and bench.measured:
             # Before divisions are timed, which each run does anew.
             building.share(config, device, shared(config, device))
         start = time.perf_counter()
-        limit = int(config["limit_mib"] * MIB)
-        held, solved = _hold(config["mode"], named, measured, limit)
+        held, solved = _hold(config["mode"], named, measured, int(config["limit_mib"] * MIB))
         optimise_s = time.perf_counter() - start
         timed: dict[Any, dict[str, Any]] = {}
         rows, as_is = [], set()
@@ -178,27 +172,22 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
                 if list(division.parts) == [(batch, NATIVE)]:
                     as_is.add((kernel, batch))
             rows.append(row)
-        own = _own(bench, measured, as_is)
-        return Outcome(
-            metrics={"kernels": rows, "own": own, "variables": solved, "optimise_s": optimise_s}
-        )
+        # Where hardly a kernel is left to torch, torch's own convolutions against themselves tell
+        # the error of every comparison with them.
+        longest = sorted(measured.keys() - as_is, key=lambda k: -_native(measured[k][k[1]]).time_s)
+        own = []
+        for kernel, batch in longest[: max(0, _AGAINST_ITSELF - len(as_is))]:
+            ran = _run(bench, kernel, batch, Division(0.0, 0, [(batch, NATIVE)]))
+            row = {"kind": kernel.kind, "shape": _shape(kernel), "batch": batch}
+            own.append(row | {name: ran[name] for name in ("parts", "time_s", "native_s")})
+        return Outcome({"kernels": rows, "own": own, "variables": solved, "optimise_s": optimise_s})
 
 
-def _own(
-    bench: Bench, measured: Measured, as_is: Collection[tuple[Kernel, int]]
-) -> list[dict[str, Any]]:
-    """Time torch's own convolutions against themselves, the longest that no division left as is.
-
-    The two differ by the error of every comparison with torch's own: where hardly a kernel is left
-    to torch, nothing else tells it.
-    """
-    longest = sorted(measured.keys() - as_is, key=lambda k: -_native(measured[k][k[1]]).time_s)
-    rows = []
-    for kernel, batch in longest[: max(0, _AGAINST_ITSELF - len(as_is))]:
-        own = _run(bench, kernel, batch, Division(0.0, 0, [(batch, NATIVE)]))
-        row = {"kind": kernel.kind, "shape": _shape(kernel), "batch": batch}
-        rows.append(row | {name: own[name] for name in ("parts", "time_s", "native_s")})
-    return rows
+def _kernels_of(config: Config, device: str) -> tuple[list[Named], Bench, Measured]:
+    """A network's kernels with their candidates, by times that other experiments have measured."""
+    named = building.network_kernels(config, device)
+    bench = building.make_bench(config, device, shared(config, device))
+    return named, bench, _measure(bench, named, config["policy"])
 
 
 def _hold(
@@ -240,8 +229,7 @@ def bench_layers(config: Config, seed: int, data: ImageData | None, device: str)
 def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time forward and backward passes of a tuned network at several sizes on unequal devices.
 
-    With CUDA they are the GPU and its host's CPU; on a CPU alone two threads and one take
-    their place. They are tuned and timed one at a time: the cluster is simulated.
+    They are CUDA's and its host's CPU, or two threads and one, one at a time: it is simulated.
     """
     batch = config["batch"]
     sizes = sorted({1, 2, 4, *range(4, batch + 1, 4), batch})
@@ -292,9 +280,7 @@ def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
 def programme(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time the solver on WD of a network's own kernels: with a total, and with one that binds."""
     with machine(config, device), rounding(config, device):
-        named = building.network_kernels(config, device)
-        bench = building.make_bench(config, device, shared(config, device))
-        measured = _measure(bench, named, config["policy"])
+        named, _, measured = _kernels_of(config, device)
         fronts = {key: pareto_front(key[1], by_size) for key, by_size in measured.items()}
     choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}
     least, most = (sum(front[end].workspace_bytes for front in choices.values()) for end in (0, -1))
