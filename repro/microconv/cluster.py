@@ -14,11 +14,9 @@ D = TypeVar("D", bound=Hashable)
 def split_batch(batch: int, times: Mapping[D, Mapping[int, float]]) -> dict[D, int]:
     """Give each device a batch size so that the slowest one finishes first.
 
-    Minimises max over g of Σ_b t_gb x_gb with Σ x_gb b = B and at most one size for each device.
-    Among the splits with the least maximum, the one with the smallest sum of times is returned.
-
-    Differs from the paper: two dynamic programmes over the assigned samples, of the maximum and
-    of the sum, instead of an integer programme; exact, and without tolerances.
+    Minimises max over g of Σ_b t_gb x_gb with Σ x_gb b = B and at most one size for each device;
+    among equals the sum of times. Differs from the paper: two dynamic programmes over the assigned
+    samples, of the maximum and of the sum, instead of an integer programme; exact.
 
     Args:
         batch: The mini-batch size B.

@@ -4,9 +4,8 @@ It calls the C functions of torch's loaded cuDNN: ``cudnnConvolutionForward``,
 ``...BackwardData`` and ``...BackwardFilter``, each with an algorithm, a workspace and the scales
 alpha and beta. Weight gradients are accumulated by beta = 1 (section II).
 
-In the terms of section III-D the backend ``cudnn`` computes 16-bit tensors in float32
-(PSEUDO_HALF), as torch does, without loss of precision. The backend ``cudnn_half`` computes float16
-in float16 (TRUE_HALF): it states a larger error, and is used if `max_error` admits it.
+The backend ``cudnn`` computes 16-bit tensors in float32 (PSEUDO_HALF of section III-D), as torch
+does; ``cudnn_half`` computes float16 in float16 (TRUE_HALF), with a larger stated error.
 """
 
 import ctypes

@@ -69,9 +69,8 @@ class Convolution:
         if padding == "same":
             sides = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
             if any(side % 2 for side in sides):
-                raise ValueError(
-                    f"its padding 'same' is not symmetric for {size[0]}×{size[1]} filters"
-                )
+                filters = f"{size[0]}×{size[1]} filters"
+                raise ValueError(f"its padding 'same' is not symmetric for {filters}")
             padding = (sides[0] // 2, sides[1] // 2)
         channels = module.out_channels, size, _pair(module.stride), _pair(padding), dilation
         return cls(module.in_channels, height, width, *channels, module.groups)
@@ -116,24 +115,17 @@ def _pair(values: Any) -> tuple[int, int]:
 class Kernel:
     """One of the three operations of a convolutional layer, with the facts that affect its time.
 
-    Attributes:
-        kind: ``forward``, ``backward_data`` or ``backward_filter``.
-        conv: The layer's shape.
-        dtype: Data type of the tensors, such as ``float32``.
-        device: ``cpu`` or an accelerator, with an index if there are several.
-        layout: ``nchw``, or ``nhwc`` for torch's channels-last format.
-        math: Rounding of a product of two float32: ``ieee`` or ``tf32``; other data types have
-            only ``ieee``.
+    `math` rounds a product of two float32: ``ieee`` or ``tf32``; other types have only ``ieee``.
 
     Raises:
-        ValueError: A value is not one of these.
+        ValueError: A value is not one of its choices.
     """
 
-    kind: str
+    kind: str  # forward, backward_data or backward_filter
     conv: Convolution
-    dtype: str = "float32"
-    device: str = "cpu"
-    layout: str = "nchw"
+    dtype: str = "float32"  # of the tensors
+    device: str = "cpu"  # or an accelerator, with an index if there are several
+    layout: str = "nchw"  # or nhwc, torch's channels-last format
     math: str = "ieee"
 
     def __post_init__(self) -> None:

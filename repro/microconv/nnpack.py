@@ -7,7 +7,7 @@ gradient is such a pass with flipped filters. The filter gradient is not exporte
 
 import ctypes
 import os
-import platform
+import sys
 import threading
 from functools import cache, partial
 from pathlib import Path
@@ -33,10 +33,7 @@ class _Padding(ctypes.Structure):
 
 
 class NNPACKBackend(Backend):
-    """Runs NNPACK's tiled FFT, Winograd and implicit GEMM with torch's number of threads.
-
-    Groups and 16-bit types are staged for it; see `staging`.
-    """
+    """Runs NNPACK's tiled FFT, Winograd and implicit GEMM with torch's number of threads."""
 
     name = "nnpack"
     names = tuple(ALGORITHMS)
@@ -94,10 +91,7 @@ def _run(algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) 
     size = ctypes.c_size_t(workspace.numel() - flipped)
     status = _call(algorithm, shape, len(first), (*pointers, workspace.data_ptr() + flipped), size)
     if status:
-        raise RuntimeError(
-            f"nnpack: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
-            f"of {len(first)}, with status {status} of nnpack.h"
-        )
+        raise RuntimeError(f"nnpack: {algorithm} of {kernel} failed, status {status} of nnpack.h")
 
 
 def _forward_shape(kernel: Kernel) -> Convolution | None:
@@ -133,11 +127,9 @@ def _zeros(count: int) -> Tensor:
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or the reason why it is unavailable."""
-    ending = {"Darwin": "dylib", "Windows": "dll"}.get(platform.system(), "so")
-    prefix = "" if ending == "dll" else "lib"
-    path = Path(torch.__file__).parent / "lib" / f"{prefix}torch_cpu.{ending}"
+    ending = "dylib" if sys.platform == "darwin" else "so"
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{ending}"))
         initialize, convolution = library.nnp_initialize, library.nnp_convolution_output
         create = library.pthreadpool_create
     except (OSError, AttributeError) as problem:
@@ -178,13 +170,10 @@ def _call(
     if library is None:
         raise RuntimeError(problem)
     (rows, columns), (v, u) = shape.padding, shape.kernel_size
-    channels = shape.in_channels, shape.out_channels
+    given = ALGORITHMS[algorithm], b, shape.in_channels, shape.out_channels
     sizes = _Size(shape.width, shape.height), _Padding(rows, columns, rows, columns), _Size(u, v)
     with _pool_lock:
         pool = _pool(torch.get_num_threads(), os.getpid())
-        call = library.nnp_convolution_output
-        number = ALGORITHMS[algorithm]
-        status: int = call(
-            number, b, *channels, *sizes, *pointers, ctypes.byref(size), 0, None, pool, None
-        )
+        end = ctypes.byref(size), 0, None, pool, None
+        status: int = library.nnp_convolution_output(*given, *sizes, *pointers, *end)
     return status

@@ -95,8 +95,8 @@ def best_division(batch: int, candidates: Candidates, limit_bytes: int | None = 
         limit_bytes: Workspace M that every part must fit into; None for no limit.
 
     Raises:
-        ValueError: There are no candidates, their sizes cannot sum to the mini-batch, or nothing
-            fits: then the message states the smallest sufficient limit.
+        ValueError: The sizes cannot sum to the mini-batch, or nothing fits: then the message states
+            the smallest sufficient limit.
     """
     return pareto_front(batch, candidates, limit_bytes)[-1]
 

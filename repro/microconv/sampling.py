@@ -103,6 +103,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _ineligible(module: nn.Module) -> str | None:
+    """The reason why a layer is left to torch, None if it can be tuned."""
     if type(module) is not nn.Conv2d:
         name = type(module).__name__
         name = torch.typename(module) if name == "Conv2d" else name  # torch has other Conv2d
@@ -212,10 +213,8 @@ def _reason(module: nn.Module, input: Any) -> str | None:
 def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
     """Restore at the end all state that runs of the model may change, even after an error.
 
-    That is: generators of Python, numpy and torch, including modules' own; modules' attributes
-    (modes, counters, hooks, parameters and buffers that were replaced, added or removed) and the
-    elements of their containers; values and ``requires_grad`` of parameters, buffers and the
-    sample; parameters' gradients; the default data type. Not: a function's cache or a file.
+    Besides `untouched`: all attributes of modules, torch's own included, such as hooks; the sample;
+    ``requires_grad``; the default data type. Not: a function's cache or a file.
     """
     held = _Sample(sample)
     kept = [

@@ -1,10 +1,7 @@
 """Grouped and 16-bit kernels by algorithms that support neither: one group at a time.
 
 A group's operands are copied to buffers of the workspace, 16-bit types as float32, and computed
-there. In the terms of section III-D this is PSEUDO_HALF: data of 16 bits, products and sums in
-float32.
-
-Differs from the paper: the copies take workspace and time, unlike cuDNN's own conversion.
+there: PSEUDO_HALF of section III-D. Differs from the paper: the copies take workspace and time.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@ I to IV and VI: I, II and VI are of the records of both figures, IV of DeepBench
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from repro.experiments.microconv.measured import TORCH, UNDIVIDED, ms, or_none
 from repro.experiments.microconv.runs import CONTENT, HALF, MODERATE, PAPER, cluster, precisions_of
 from repro.experiments.query import Results, one_machine
 from repro.experiments.view import panel
+from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ NUMBERS = {"table1": "I", "table2": "II", "table3": "III", "table4": "IV", "tabl
 
 def tables(results: Results) -> list[dict[str, Any]]:
     """The rows of all five tables, the paper's and ours."""
-    here = _configurations(results) | _machine(results) | CONTENT["planned"]
+    here = CONTENT["planned"] | _machine(results)
     here |= {name: _told(**counted(name)) for name in runs.NETWORK_TYPES}
     here["devices"] = _listed(_named(r.metrics["devices"]) for r in results.ok("cluster"))
     return [
@@ -232,30 +233,14 @@ def tables(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def _configurations(results: Results) -> dict[str, str]:
-    """The algorithms that the layers of Figure 8 take, by configuration of Table I."""
-    taken: dict[str, set[str]] = {}
-    for record in results.ok("deepbench"):
-        for row in record.metrics["layers"]:
-            for algorithm in measured.algorithms(row.get("divided", {})):
-                half = "TRUE_HALF" if algorithm.startswith("cudnn_half:") else "PSEUDO_HALF"
-                name = half if record.config["setting"] == HALF else "FLOAT"
-                taken.setdefault(name, set()).add(algorithm)
-    return {name: _listed(sorted(own)) for name, own in taken.items()}
-
-
 def _machine(results: Results) -> dict[str, str]:
     records = [record for record in results.records if record.status == "ok"]
-    if not records:
-        return {}
-    memory = (f"{r.device['memory_bytes'] / 2**30:.0f} GiB" for r in records)
-    return {
-        "device": _listed(dict.fromkeys(r.device["name"] for r in records)),
-        "memory": _listed(dict.fromkeys(memory)),
-        "libraries": _listed(dict.fromkeys(f"torch {r.versions['torch']}" for r in records)),
-        "frameworks": "PyTorch",
-        "solver": "HiGHS, of scipy",
+    facts: dict[str, Callable[[Record], str]] = {
+        "device": lambda record: record.device["name"],
+        "memory": lambda record: f"{record.device['memory_bytes'] / 2**30:.0f} GiB",
+        "libraries": lambda record: f"torch {record.versions['torch']}",
     }
+    return {name: _listed(dict.fromkeys(map(fact, records))) for name, fact in facts.items()}
 
 
 def counted(network_type: str) -> dict[str, Any]:

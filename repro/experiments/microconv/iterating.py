@@ -33,9 +33,8 @@ _WATCHED = (
 
 # Torch's own convolutions under other settings: how many plans `cudnn.benchmark` tries, 0 for all,
 # and the variables set for the process. The cap is cuDNN's (release notes of 8.0.5): MiB, of the
-# workspace that its legacy functions return. Whether torch's plans of today keep it is not
-# documented: the workspace seen tells. `TORCH_CUDNN_V8_API_DISABLED` has torch use the legacy
-# functions.
+# workspace that its legacy functions return, which the second variable has torch use. Whether
+# torch's plans of today keep it is not documented: the workspace seen tells.
 _CAP, _LEGACY = "CUDNN_CONV_WSCAP_DBG", "TORCH_CUDNN_V8_API_DISABLED"
 SETTINGS: dict[str, tuple[int | None, tuple[str, ...]]] = {
     PLAIN: (None, ()),
@@ -49,12 +48,9 @@ SETTINGS: dict[str, tuple[int | None, tuple[str, ...]]] = {
 def iterations(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time a network's iteration untuned, and held to a limit with each policy, all in turns.
 
-    Forms are torch's own twice, which shows the scatter of one and the same thing; `tune` without a
-    binding limit, which is not timed where it leaves the model as it was, and else in more rounds;
-    and `tune` held to the limit by each policy. A form that cannot be held is listed with the
-    smallest limit that would do. This process measures and divides; the iterations are
-    timed in it and in others after each other, which find the measurements in a file.
-
+    Forms are torch's own twice, which shows the scatter; `tune` without a binding limit, in more
+    rounds unless it leaves the model as it was; and held to the limit by each policy, or listed
+    with the smallest limit that would do. Further processes find the measurements in a file.
     With ``rivals`` in the configuration, torch's own under other settings are run instead.
     """
     if config.get("rivals"):

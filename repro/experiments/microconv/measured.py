@@ -234,12 +234,8 @@ def need_binding(undivided: Record, others: Sequence[Record | None]) -> None:
         needs = row["workspace_bytes"] / share
         if not algorithms(row) <= known[label(row)] and needs > config["limit_mib"] * MIB:
             return
-    largest = max(row["workspace_bytes"] for row in rows) / MIB
-    raise NotRun(
-        f"no limit binds: {config['limit_mib']:,} MiB exclude nothing of {config['role']}'s "
-        f"{len(rows)} kernels, which take at most {largest:.1f} MiB undivided at a mini-batch of "
-        f"{config['batch']}"
-    )
+    within = f"{config['limit_mib']:,} MiB exclude nothing of {config['role']}'s"
+    raise NotRun(f"no limit binds: {within} {len(rows)} kernels at {config['batch']} samples")
 
 
 # Tables and figures.
