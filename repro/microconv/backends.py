@@ -33,16 +33,13 @@ def check_names(names: Sequence[str] | None, device: str) -> list[str]:
     """
     if names is not None and (isinstance(names, str) or not names):
         raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
-    for name in names or ():
-        backend, _, algorithm = name.partition(":")
+    for backend, _, algorithm in (name.partition(":") for name in names or ()):
         if backend not in BACKENDS:
-            raise BackendMissingError(
-                f"unknown backend {backend!r}; choose among {', '.join(BACKENDS)}"
-            )
-        if algorithm and algorithm not in (known := BACKENDS[backend].names):
-            raise ValueError(
-                f"{backend} has no algorithm {algorithm!r}; choose among {', '.join(known)}"
-            )
+            known = ", ".join(BACKENDS)
+            raise BackendMissingError(f"unknown backend {backend!r}; choose among {known}")
+        if algorithm and algorithm not in BACKENDS[backend].names:
+            known = ", ".join(BACKENDS[backend].names)
+            raise ValueError(f"{backend} has no algorithm {algorithm!r}; choose among {known}")
     asked = BACKENDS if names is None else [name.partition(":")[0] for name in names]
     problems = [BACKENDS[name].missing(device) for name in asked]
     missing = list(dict.fromkeys(filter(None, problems)))

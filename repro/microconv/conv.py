@@ -52,16 +52,11 @@ class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
     forward-mode and second derivatives, and tensors of subclasses or sparse layouts.
 
     A shallow copy (``copy.copy``) shares the tuning and geometry of the original.
-
-    Attributes:
-        tuned: By signature of a call, then kind, the kernels.
-        geometry: Tuned stride, padding, dilation, groups and padding mode.
-        untuned_calls: Number of calls that torch computed without a tuning.
     """
 
     tuned: dict[Signature, TunedLayer]
-    geometry: tuple[Any, ...]
-    untuned_calls: int
+    geometry: tuple[Any, ...]  # tuned stride, padding, dilation, groups and padding mode
+    untuned_calls: int  # that torch computed for want of a tuning
 
 
 class _Forward:

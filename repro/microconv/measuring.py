@@ -62,15 +62,8 @@ class Trial:
 class Bench:
     """Measures kernels with chosen backends, through a cache, on random operands.
 
-    Args:
-        algorithms: Backends, and algorithms as ``BACKEND:ALGORITHM``; None for all available.
-            Torch's own convolution is always measured.
-        cache: The cache of results.
-        max_error: Leave out algorithms with a larger stated relative error.
-
-    Attributes:
-        measured: Number of measured times.
-        cached: Number of times from the cache.
+    `algorithms` and `max_error` as in `tune`; torch's own convolution is always measured. The
+    numbers of times that were `measured`, and taken from the cache (`cached`), are counted.
     """
 
     def __init__(
@@ -261,11 +254,8 @@ class Bench:
     ) -> Trial:
         """Time two forms of a whole model in turns, until one is clearly faster.
 
-        Args:
-            what: Everything else that affects the times, as text.
-            one: Any kernel of the model, for its device and libraries.
-            forms: Install the tuned and the untuned form, untimed.
-            step: Runs the installed form.
+        `forms` install the tuned and the untuned form, untimed; `step` runs it. `one` is any kernel
+        of the model, for its device; `what` everything else that affects the times.
         """
         names = ("model divided", "native model")
 

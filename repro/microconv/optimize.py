@@ -43,17 +43,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Division:
-    """A configuration: the micro-batches of a mini-batch, each with its algorithm.
+    """A configuration: the micro-batches of a mini-batch, each with its algorithm."""
 
-    Attributes:
-        time_s: Sum over the parts, seconds.
-        workspace_bytes: Maximum over the parts, which share one workspace.
-        parts: (micro-batch size, algorithm) in the order of execution, largest first.
-    """
-
-    time_s: float
-    workspace_bytes: int
-    parts: list[tuple[int, str]]
+    time_s: float  # sum over the parts, seconds
+    workspace_bytes: int  # maximum over the parts, which share one workspace
+    parts: list[tuple[int, str]]  # (micro-batch size, algorithm) as executed, largest first
 
     def __post_init__(self) -> None:
         count = limit_of(self.workspace_bytes, "workspace_bytes of a division")

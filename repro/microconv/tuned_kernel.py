@@ -75,22 +75,14 @@ def _capturing(device: torch.device) -> bool:
 
 @dataclass
 class TunedKernel:
-    """One kernel of a layer, with its division.
-
-    Attributes:
-        kernel: The kernel.
-        batch: The tuned mini-batch size.
-        workspace: Workspace shared with other kernels.
-        offset: Start of its segment in the workspace.
-        division: Its division; None leaves the kernel to torch.
-        candidates: Candidates of the division; other batch sizes are divided from them.
-    """
+    """One kernel of a layer, with its division."""
 
     kernel: Kernel
-    batch: int
-    workspace: Workspace
-    offset: int = 0
-    division: Division | None = None
+    batch: int  # the tuned mini-batch size
+    workspace: Workspace  # shared with other kernels
+    offset: int = 0  # start of its segment in the workspace
+    division: Division | None = None  # None leaves the kernel to torch
+    # Of the division; other batch sizes are divided from them.
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
     _others: dict[int, Parts | None] = field(default_factory=dict, repr=False)
 

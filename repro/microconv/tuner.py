@@ -35,11 +35,7 @@ Layers = list[tuple[Call, dict[str, TunedKernel]]]
 
 
 def untune(model: nn.Module) -> nn.Module:
-    """Restore torch's own convolution in every tuned layer of a model; return the model.
-
-    Raises:
-        NotTunableError: `model` is no module.
-    """
+    """Restore torch's own convolution in every tuned layer of a model; return the model."""
     check_model(model, "untune")
     for module in model.modules():
         uninstall(module)
@@ -66,11 +62,7 @@ class Tuner:
         sample: Any,
         training: bool,
     ) -> None:
-        """Tune all calls and install the result in their modules; the limit includes the others.
-
-        Raises:
-            WorkspaceLimitError: `strict`, and the limit cannot be met; the model is unchanged.
-        """
+        """Tune all calls and install the result in their modules; the limit includes the others."""
         report = self.report
         tasks = [(call.name, (kernel, call.batch)) for call in calls for kernel in call.kernels()]
         if report.strict:
@@ -114,23 +106,21 @@ class Tuner:
 
     def _wr(self, tasks: Sequence[_Task]) -> list[Division | None]:
         """WR: a division for each kernel, None for torch's own undivided convolution."""
-        solved = {key: self._best(key) for key in dict.fromkeys(key for _, key in tasks)}
+        report = self.report
+        solved: dict[_Key, Division | None] = {}
+        for key in dict.fromkeys(key for _, key in tasks):
+            front = self._within(key, self._divisible(key))
+            too_much = self._native(key).workspace_bytes > report.limit_bytes
+            if not front and report.strict and too_much:
+                self.own_divided.add(key)
+                front = self._within(key, self.measured[key])
+            if not front:
+                self.unfit.add(key)
+            solved[key] = front[-1] if front else None
         taken = [*self.others.values(), *(self._native(k).workspace_bytes for k in self.unfit)]
-        if self.report.strict and max(taken, default=0) > self.report.limit_bytes:
+        if report.strict and max(taken, default=0) > report.limit_bytes:
             raise self._refusal(tasks)
         return [solved[key] for _, key in tasks]
-
-    def _best(self, key: _Key) -> Division | None:
-        """The fastest division within the limit (WR), None if nothing fits."""
-        front = self._within(key, self._divisible(key))
-        too_much = self._native(key).workspace_bytes > self.report.limit_bytes
-        if not front and self.report.strict and too_much:
-            self.own_divided.add(key)
-            front = self._within(key, self.measured[key])
-        if not front:
-            self.unfit.add(key)
-            return None
-        return front[-1]
 
     def _wd(self, tasks: Sequence[_Task]) -> list[Division | None]:
         """WD: as in `_wr`, with one limit for all kernels."""
@@ -191,11 +181,9 @@ class Tuner:
         Under WD these include bytes assigned to no kernel, each byte once: a call that uses them
         takes them from later kernels.
         """
-        if not self.report.strict:
-            return False
-        native = self._native(key).workspace_bytes
-        if self.report.mode == "WR":
-            return native > self.report.limit_bytes
+        report, native = self.report, self._native(key).workspace_bytes
+        if not report.strict or report.mode == "WR":
+            return report.strict and native > report.limit_bytes
         more = max(0, native - division.workspace_bytes)
         if more > self.spare:
             return True
@@ -318,10 +306,9 @@ class Tuner:
         """The reason why an eligible layer was not tuned."""
         if call.name in self.report.untied:
             return "its divisions do not make the whole model faster"
-        keys = [(kernel, call.batch) for kernel in call.kernels()]
-        if any(key not in self.unfit for key in keys):
-            return "torch's own convolution is as fast"
-        return "no division by the algorithms that were asked for fits into the limit"
+        if self.unfit >= {(kernel, call.batch) for kernel in call.kernels()}:
+            return "no division by the algorithms that were asked for fits into the limit"
+        return "torch's own convolution is as fast"
 
 
 def _untied(entry: KernelReport) -> KernelReport:
