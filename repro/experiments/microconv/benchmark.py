@@ -94,11 +94,15 @@ def table(results: Results) -> list[dict[str, Any]]:
             own = layers(results, precision, size)
             pseudo = f"{len(own) - own.half.sum()} of {len(own)}" if precision == HALF else DASH
             pseudo += f" (paper: {FIGURE['pseudo_half']} of 94)" * (size == "all")
-            row = {"setting": precision, "kernel": size, "layers": len(own)}
-            row |= {"paper": paper.get(size), "PSEUDO_HALF": pseudo}
+            row: dict[str, Any] = {
+                "setting": precision,
+                "kernel": size,
+                "layers": f"n = {len(own)}",
+            }
+            row |= {"fit undivided": own[UNDIVIDED].count(), "paper": paper.get(size)}
             for over in (UNDIVIDED, TORCH):
                 row[over] = or_none(measured_gain, results, over, size, precision)
-            rows.append(row)
+            rows.append(row | {"PSEUDO_HALF": pseudo})
     return rows
 
 

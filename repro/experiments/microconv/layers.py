@@ -64,8 +64,9 @@ def figure1(results: Results) -> "Figure":
     figure, axes = plots.new_axes(1, 2, 10.5, 3.7)
     figure.suptitle(runs.title_of(measured.alexnet(results)), fontsize=11)
     frame = _layers(results)
-    for axis, names, unit in zip(axes[0], ("MiB|workspace", ": ms"), ("MiB", "ms"), strict=True):
-        _draw_bars(axis, frame.filter(regex=names), kind="bar", rot=0, ylabel=unit)
+    for axis, times, unit in zip(axes[0], (False, True), ("MiB", "ms"), strict=True):
+        shown = frame.loc[:, frame.columns.str.endswith(": ms") == times]
+        _draw_bars(axis, shown, kind="bar", rot=0, ylabel=unit)
     return figure
 
 
@@ -218,7 +219,8 @@ def conv2_rows(results: Results) -> list[dict[str, Any]]:
             row["workspace (MiB)"] = mib(found.get("workspace_bytes"))
             row["time (ms)"] = ms(found.get("time_s"))
             row["torch's own (ms)"] = ms(found.get("native_s"))
-            rows.append(row | {measured.UNDIVIDED: or_none(conv2_gain, results, cell)})
+            gain = None if cell[1] == "undivided" else or_none(conv2_gain, results, cell)
+            rows.append(row | {measured.UNDIVIDED: gain})
     return rows
 
 
@@ -276,25 +278,20 @@ FIGURE10 = runs.artefact(
 FIGURE12_PAPER = PAPER["figure12"]
 
 
-def share_out(kernels: Sequence[Entry], total_mib: float) -> "list[Division]":
-    """The divisions that WD chooses; none where the total admits none."""
+def share_out(record: Record | None, total_mib: float) -> "list[tuple[Entry, Division]]":
+    """A network's kernels with the divisions that WD chooses; none where it can choose none."""
     from repro.microconv import assign_workspaces
 
+    kernels = measured.entries(record)
     try:
         chosen = assign_workspaces(dict(enumerate(map(front, kernels))), int(total_mib * MIB))
     except ValueError:
         return []
-    return [chosen[index] for index in range(len(kernels))]
+    return [(entry, chosen[index]) for index, entry in enumerate(kernels)]
 
 
 def _total_mib(results: Results) -> float:
     return Cell(FIGURE12_PAPER["total_mib"]).limit_mib(results.profile)
-
-
-def assignment(results: Results) -> "list[tuple[Entry, Division]]":
-    """AlexNet's kernels with the divisions that WD chooses; none where it can choose none."""
-    kernels = measured.entries(measured.alexnet(results))
-    return list(zip(kernels, share_out(kernels, _total_mib(results)), strict=False))
 
 
 def figure12_table(results: Results) -> list[dict[str, Any]]:
@@ -306,7 +303,7 @@ def figure12_table(results: Results) -> list[dict[str, Any]]:
             "time (ms)": ms(division.time_s),
             "division": str(division),
         }
-        for entry, division in assignment(results)
+        for entry, division in share_out(measured.alexnet(results), _total_mib(results))
     ]
 
 
@@ -317,14 +314,13 @@ def draw_shares(record: Record | None, each_mib: float, total_mib: float) -> "Fi
     kernels = measured.entries(record)
     figure, axes = plots.new_axes(1, 1, 10.5, 1.9 + 0.36 * max(3, len(kernels)))
     axis = axes[0, 0]
-    ways: dict[str, Sequence[Division | None]] = {
-        f"WR, {each_mib:,.1f} MiB for each": [divide(entry, each_mib) for entry in kernels],
-        f"WD, {total_mib:,.1f} MiB for all": share_out(kernels, total_mib) or [None] * len(kernels),
-    }
-    frame = pd.DataFrame(
-        {name: [d.workspace_bytes / MIB if d else None for d in ds] for name, ds in ways.items()},
-        index=[measured.label(entry) for entry in kernels],
-    )
+    frame = pd.DataFrame(index=[measured.label(entry) for entry in kernels])
+    for name, divisions in (
+        (f"WR, {each_mib:,.1f} MiB for each", [divide(entry, each_mib) for entry in kernels]),
+        (f"WD, {total_mib:,.1f} MiB for all", [d for _, d in share_out(record, total_mib)]),
+    ):
+        needs = [division.workspace_bytes / MIB if division else None for division in divisions]
+        frame[name] = needs or math.nan
     _draw_bars(axis, frame, kind="barh", xlabel="workspace (MiB); no bar: does not fit")
     axis.invert_yaxis()
     figure.suptitle(runs.title_of(record), fontsize=11)
@@ -333,10 +329,10 @@ def draw_shares(record: Record | None, each_mib: float, total_mib: float) -> "Fi
 
 def _shared_out(results: Results) -> "list[tuple[Entry, Division]]":
     """The divisions of WD, where the total is less than the fastest divisions would take."""
-    if measured.alexnet(results) is None:
+    if (record := measured.alexnet(results)) is None:
         raise NotRun("no records")
-    chosen, total = assignment(results), _total_mib(results)
-    if not chosen:
+    total = _total_mib(results)
+    if not (chosen := share_out(record, total)):
         raise NotRun(f"not all kernels fit into {total} MiB")
     wanted = sum(front(entry)[-1].workspace_bytes for entry, _ in chosen) / MIB
     if wanted <= total:

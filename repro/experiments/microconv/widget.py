@@ -81,7 +81,7 @@ def explore_network(record: Record, percent: int) -> tuple[str, Figure]:
     total_mib = least + (most - least) * percent / 100
     each_mib = total_mib / len(own)
     fitting = [division for entry in own if (division := divide(entry, each_mib))]
-    shared = share_out(own, total_mib)
+    shared = [division for _, division in share_out(record, total_mib)]
     wr, wd = (f"{1e3 * sum(d.time_s for d in ways):.1f} ms" for ways in (fitting, shared))
     if len(fitting) < len(own):
         wr = f"{len(own) - len(fitting)} of {len(own)} kernels do not fit"
