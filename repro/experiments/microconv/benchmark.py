@@ -94,11 +94,7 @@ def table(results: Results) -> list[dict[str, Any]]:
             own = layers(results, precision, size)
             pseudo = f"{len(own) - own.half.sum()} of {len(own)}" if precision == HALF else DASH
             pseudo += f" (paper: {FIGURE['pseudo_half']} of 94)" * (size == "all")
-            row: dict[str, Any] = {
-                "setting": precision,
-                "kernel": size,
-                "layers": f"n = {len(own)}",
-            }
+            row: dict[str, Any] = {"setting": precision, "kernel": size, "layers": len(own)}
             row |= {"fit undivided": own[UNDIVIDED].count(), "paper": paper.get(size)}
             for over in (UNDIVIDED, TORCH):
                 row[over] = or_none(measured_gain, results, over, size, precision)
@@ -109,7 +105,7 @@ def table(results: Results) -> list[dict[str, Any]]:
 def figure(results: Results) -> "Figure":
     """The mean speed-up of each kernel size with its interval, in the first precision."""
     told = f"mean speed-up within {MODERATE} MiB; torch's own has no limit"
-    return measured.draw(table(results), ["kernel"], "layers", told, panel("DeepBench's layers"))
+    return measured.draw(table(results), [], "kernel", told, panel("DeepBench's layers"))
 
 
 def over_undivided(results: Results, size: str) -> Cases:
@@ -204,7 +200,7 @@ def _listed(values: Iterable[Any]) -> str:
 def figure13(results: Results) -> "Figure":
     """The gain of devices together."""
     title = runs.title_of(results.first("cluster"), "ResNet-18")
-    return measured.draw(splits(results), ["devices"], "batch sizes", "speed-up", title, [GAIN])
+    return measured.draw(splits(results), [], "batch sizes", "speed-up", title, [GAIN])
 
 
 FIGURE13 = runs.artefact(

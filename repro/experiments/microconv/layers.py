@@ -149,23 +149,37 @@ def figure6_table(results: Results) -> list[dict[str, Any]]:
 def draw_front(
     entry: Entry | None, divisions: "Sequence[Division]", title: str, limit_mib: float | None = None
 ) -> "Figure":
-    """Draw a kernel's Pareto front beside torch's own convolution, and a limit."""
+    """Draw a kernel's Pareto front, and the division behind every point as a bar.
+
+    A limit is a line, with a ring around the point chosen.
+    """
     from repro import plots
 
-    figure, axes = plots.new_axes(1, 1, 8, 3.6)
-    axis = axes[0, 0]
+    figure, axes = plots.new_axes(1, 2, 10.5, max(3.4, 1.6 + 0.3 * len(divisions)))
+    curve, bars = axes[0]
     points = [(d.workspace_bytes / MIB, 1e3 * d.time_s) for d in divisions]
     if points:
         style: dict[str, Any] = {"color": plots.OURS, "drawstyle": "steps-post"}
-        axis.plot(*zip(*points, strict=True), "o-", label="desirable divisions", **style)
+        curve.plot(*zip(*points, strict=True), "o-", label="desirable divisions", **style)
     if entry:
         own = entry["native_bytes"] / MIB, 1e3 * entry["native_s"]
-        axis.plot(*own, "s", color=plots.INK, ms=8, label="torch's own")
+        curve.plot(*own, "s", color=plots.INK, ms=8, label="torch's own")
     if limit_mib is not None:
-        axis.axvline(limit_mib, ls="--", lw=1.5, label="limit", color="#9a4a22")
-    axis.set(xlabel="workspace (MiB)", ylabel="time (ms)")
-    axis.set_ylim(bottom=0)
-    plots.legend_below(figure, 3)
+        curve.axvline(limit_mib, ls="--", lw=1.5, label="limit", color="#9a4a22")
+        for point in [point for point in points if point[0] <= limit_mib][-1:]:
+            curve.plot(*point, "o", ms=14, mfc="none", mew=2, color="#9a4a22", label="chosen")
+    curve.set(xlabel="workspace (MiB)", ylabel="time (ms)", title="Pareto front")
+    curve.set_ylim(bottom=0)
+    looks = plots.styles(sorted({name for division in divisions for _, name in division.parts}))
+    for row, division in enumerate(divisions):
+        left = 0
+        for size, name in division.parts:
+            colour: dict[str, Any] = {"color": looks[name]["color"], "label": name, "alpha": 0.6}
+            bars.barh(row, size, left=left, height=0.7, edgecolor="white", **colour)
+            left += size
+    bars.set_yticks(range(len(divisions)), [f"{size:.2f}" for size, _ in points])
+    bars.set(xlabel="samples of the mini-batch", ylabel="workspace (MiB)", title="division")
+    plots.legend_below(figure, 4)
     figure.suptitle(title, fontsize=11)
     return figure
 

@@ -261,7 +261,7 @@ def draw(
 ) -> "Figure":
     """Draw a table's speed-ups under headings, in the first precision, beside the paper's.
 
-    The paper's are of the first of the `columns`.
+    Without headings those are the `columns`, of the first of which the paper's are.
     """
     from repro import plots
 
@@ -278,8 +278,8 @@ def draw(
                 low, high = map(math.exp, gain.interval())
                 interval = low, high
             ours = None if gain is None else math.exp(gain.mean)
-            own = groups.setdefault(", ".join(str(row[part]) for part in heading), [])
-            own.append((f"{row[name]}, {over}", paper, ours, interval))
+            own = groups.setdefault(", ".join(row[part] for part in heading) or over, [])
+            own.append((row[name] + f", {over}" * bool(heading), paper, ours, interval))
     lines = [line for head, own in groups.items() for line in ((head, None, None, None), *own)]
     figure = plots.effects(lines, xlabel, headings=groups)
     figure.suptitle(title, fontsize=11)
