@@ -107,7 +107,3 @@ class TuningReport:
         lines += [f"left as it is: {name}: {reason}" for name, reason in self.skipped.items()]
         lines += [f"not available: {problem}" for problem in self.unavailable]
         return "\n".join(lines)
-
-    def summary(self) -> None:
-        """Print it as text."""
-        print(self)

@@ -687,7 +687,7 @@ def test_what_is_not_finite_stays_so_and_a_scaler_skips_the_step(name, value):
         optimizer.zero_grad()
 
 
-def test_the_report(capsys):
+def test_the_report():
     model = make_net()
     _, report = divided(
         model, algorithms=("torch:im2col", "nnpack"), workspace_limit=2**22, mode="WD"
@@ -709,9 +709,8 @@ def test_the_report(capsys):
     # and as text
     model.grouped = nn.Conv2d(6, 6, 3, padding_mode="reflect", padding=1)
     _, report = divided(model, algorithms=None, training=False)
-    assert report.summary() is None
-    printed = capsys.readouterr().out
-    assert printed == f"{report}\n" and "left as it is: grouped: its padding mode" in printed
+    printed = str(report)
+    assert "left as it is: grouped: its padding mode" in printed
     assert "not available: cudnn: runs on a CUDA device only, not on cpu" in printed
 
 
