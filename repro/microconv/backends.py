@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from repro.measure.precision import rounds_to_tf32
-from repro.microconv.cudnn import NONDETERMINISTIC, CuDNNBackend
+from repro.microconv.cudnn import NONDETERMINISTIC, CuDNNBackend, deterministic
 from repro.microconv.kernels import Backend, Kernel, Operands, aligned
 from repro.microconv.nnpack import NNPACKBackend
 from repro.microconv.torch_backend import TorchBackend
@@ -49,12 +49,17 @@ def check_names(names: Sequence[str] | None, device: str) -> list[str]:
 
 
 def listing(kernel: Kernel, b: int) -> list[tuple[str, int]]:
-    """All available ``BACKEND:ALGORITHM`` for `b` samples, with the workspace in bytes."""
+    """All available ``BACKEND:ALGORITHM`` for `b` samples, with the workspace in bytes.
+
+    If torch requires deterministic algorithms, those with a varying order of summation are left
+    out.
+    """
     return [
         (f"{backend.name}:{name}", size)
         for backend in BACKENDS.values()
         if backend.missing(kernel.device) is None
         for name, size in backend.algorithms(kernel, b)
+        if not deterministic() or permitted(f"{backend.name}:{name}", kernel)
     ]
 
 

@@ -82,17 +82,7 @@ class CuDNNBackend(Backend):
         return 1e-4 if max(kernel.conv.kernel_size) <= 3 else 1e-3
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        """The algorithms for a micro-batch of `b` with their workspace in bytes.
-
-        Those with a varying order of summation only if torch does not require determinism.
-        """
-        return [
-            (name, size)
-            for name, size in self._listed(kernel, b)
-            if not (deterministic() and (kernel.kind, name) in NONDETERMINISTIC)
-        ]
-
-    def _listed(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
+        """The algorithms for a micro-batch of `b` with their workspace in bytes."""
         listed: list[tuple[str, int]] = []
         if self.half and kernel.dtype != "float16":
             return listed
@@ -104,10 +94,6 @@ class CuDNNBackend(Backend):
                 if query(_handle(), *inputs, conv, out, number, ctypes.byref(size)) == 0:
                     listed.append((name, aligned(size.value)))
         return listed
-
-    def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
-        """All of the listed workspace."""
-        return dict(self._listed(kernel, b))[algorithm]
 
     def run(
         self, algorithm: str, kernel: Kernel, operands: Operands, workspace: torch.Tensor
