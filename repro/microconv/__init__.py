@@ -5,7 +5,7 @@
 """
 
 from repro.microconv.backends import BackendMissingError, stated_error
-from repro.microconv.cache import BenchmarkCache, CacheError
+from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning
 from repro.microconv.cluster import split_batch
 from repro.microconv.conv import TunedConv2d
 from repro.microconv.kernels import Convolution, Kernel
@@ -29,6 +29,7 @@ __all__ = [
     "BackendMissingError",
     "BenchmarkCache",
     "CacheError",
+    "CacheWarning",
     "Candidate",
     "Convolution",
     "Division",

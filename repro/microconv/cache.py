@@ -36,6 +36,10 @@ class CacheError(ValueError):
     """A benchmark cache cannot be opened or written, or the file is no such cache."""
 
 
+class CacheWarning(UserWarning):
+    """Results are kept in memory, since the default benchmark cache cannot be used."""
+
+
 def key_of(kernel: Kernel) -> str:
     """A kernel's key on this machine, as JSON: all that affects its measured times."""
     facts = {

@@ -4,8 +4,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,8 +63,9 @@ class Trial:
 class Bench:
     """Measures kernels with chosen backends, through a cache, on random operands.
 
-    `algorithms` and `max_error` as in `tune`; torch's own convolution is always measured. The
-    numbers of times that were `measured`, and taken from the cache (`cached`), are counted.
+    `algorithms`, `max_error` and `devices` as in `tune`; torch's own convolution is always
+    measured. The numbers of times that were `measured`, and taken from the cache (`cached`), are
+    counted.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class Bench:
         algorithms: Sequence[str] | None,
         cache: BenchmarkCache,
         max_error: float | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         self.algorithms, self.cache, self.max_error = algorithms, cache, max_error
+        self.devices = devices
         self.measured = self.cached = 0
 
     def candidates(
@@ -93,7 +97,7 @@ class Bench:
         count = sum(map(len, missing.values()))
         self.measured += count
         self.cached += sum(map(len, listings.values())) - count
-        for b, measured in self._time(kernel, batch, missing).items() if count else ():
+        for b, measured in self._time_at_once(kernel, batch, missing).items() if count else ():
             self.cache.store_times(key, b, measured)
             known[b] |= measured
         return {
@@ -144,6 +148,31 @@ class Bench:
         """Whether ``BACKEND:ALGORITHM`` was requested, singly or with its backend."""
         asked = self.algorithms
         return asked is None or name in asked or name.partition(":")[0] in asked
+
+    def _time_at_once(
+        self, kernel: Kernel, batch: int, missing: Mapping[int, Mapping[str, int]]
+    ) -> dict[int, Samples]:
+        """Run `_time` with the sizes shared out among the devices, each in its own thread."""
+        wanted = {b: needs for b, needs in missing.items() if needs}
+        if len(self.devices) < 2:
+            return self._time(kernel, batch, wanted)
+        shares: dict[str, list[int]] = {device: [] for device in self.devices}
+        work = {b: b * len(needs) for b, needs in wanted.items()}
+        for b in sorted(work, key=lambda b: -work[b]):
+            min(shares.values(), key=lambda share: sum(work[b] for b in share)).append(b)
+        # Process-wide settings are set here once, so that the first thread to end keeps them.
+        with precision(kernel), _undisturbed(kernel.device), ThreadPoolExecutor() as pool:
+            parts = [
+                pool.submit(
+                    self._time,
+                    replace(kernel, device=device),
+                    batch,
+                    {b: wanted[b] for b in sorted(sizes)},
+                )
+                for device, sizes in shares.items()
+                if sizes
+            ]
+            return {b: times for part in parts for b, times in part.result().items()}
 
     def _time(
         self, kernel: Kernel, batch: int, wanted: Mapping[int, Mapping[str, int]]

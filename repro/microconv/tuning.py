@@ -1,13 +1,16 @@
 """`tune` a model's convolutions under a workspace limit."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from repro.measure import accelerator, describe_device
 from repro.microconv import backends
-from repro.microconv.cache import BenchmarkCache, default_path
+from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.kernels import Kernel
 from repro.microconv.measuring import Bench
 from repro.microconv.optimize import POLICIES, limit_of
@@ -23,13 +26,14 @@ def tune(
     model: nn.Module,
     sample_input: Any,
     workspace_limit: int = 64 * MIB,
-    policy: str = "powerOfTwo",
+    policy: str | None = None,
     mode: str = "WR",
     *,
     strict: bool = True,
     algorithms: Sequence[str] | None = None,
     max_error: float = 1e-4,
     training: bool | None = None,
+    devices: Sequence[torch.device | str] = (),
     min_gain: float = 0.05,
     cache: BenchmarkCache | str | os.PathLike[str] | None = "default",
 ) -> TuningReport:
@@ -47,7 +51,7 @@ def tune(
 
     Differs from the paper: a chosen division must also win, by `min_gain`, a trial against torch's
     own convolution in the form of a training step; under WR all kernels share one buffer, since
-    they run one after the other, instead of holding one each; one device measures all sizes.
+    they run one after the other, instead of holding one each.
 
     Args:
         model: The model, changed in place; a tuned model is untuned first.
@@ -56,7 +60,8 @@ def tune(
             model runs it up to some dozens of times; what that changes is undone.
         workspace_limit: Bytes, of each kernel (WR) or of all together (WD), for calls like the
             sample's, with its mini-batch size or a smaller one.
-        policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`.
+        policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
+            `$REPRO_MICROCONV_POLICY`, else ``powerOfTwo``.
         mode: ``WR`` or ``WD``.
         strict: Hold torch's own convolutions to the limit, too, or raise. Without it they may
             exceed the limit, and are reported.
@@ -66,6 +71,8 @@ def tune(
         max_error: Leave out algorithms that state a larger error; see `stated_error`. From 1e-2 on
             cuDNN may sum float16 in float16 (``cudnn_half``).
         training: Whether kernels of gradients are tuned; None for ``model.training``.
+        devices: Accelerators of one kind, including the model's own, which measure micro-batch
+            sizes at once (section III-B); none for only the model's own.
         min_gain: Share of time that a division must save in the trial; below 0 the whole model is
             not tried, and ``-math.inf`` takes the best division even if torch's own is faster.
         cache: File of measurements, or a `BenchmarkCache`; ``"default"`` is ``microconv.sqlite`` in
@@ -83,6 +90,7 @@ def tune(
         CacheError: The cache cannot be used.
     """
     check_tunable(model)
+    policy = policy or os.environ.get("REPRO_MICROCONV_POLICY") or "powerOfTwo"
     for name, value, allowed in (("policy", policy, POLICIES), ("mode", mode, MODES)):
         if value not in allowed:
             raise ValueError(f"unknown {name} {value!r}; choose {', '.join(allowed)}")
@@ -91,7 +99,7 @@ def tune(
         raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
     if not min_gain < 1:
         raise ValueError(f"min_gain is {min_gain!r}; give a share of time below 1")
-    bench = Bench(algorithms, _open_cache(cache), max_error)
+    bench = Bench(algorithms, _open_cache(cache), max_error, _of_one_kind(devices))
     training = model.training if training is None else training
     report = TuningReport(mode, policy, workspace_limit, strict)
     calls, report.skipped, others = record_calls(model, sample_input, training)
@@ -100,9 +108,31 @@ def tune(
         raise NotTunableError(
             f"the model has convolutions on {' and '.join(found)}; tune its parts one by one"
         )
+    if bench.devices and not set(found) <= set(bench.devices):
+        raise ValueError(
+            f"the model is on {found[0]}, which is not among the devices "
+            f"{', '.join(bench.devices)}; name it as well"
+        )
     report.unavailable = backends.check_names(algorithms, found[0] if found else "cpu")
     Tuner(report, bench, min_gain).tune(model, calls, others, sample_input, training)
     return report
+
+
+def _of_one_kind(devices: Sequence[torch.device | str]) -> list[str]:
+    """Names of the devices that measure at once, whose times have to compare."""
+    names = list(dict.fromkeys(map(str, devices)))
+    if isinstance(devices, str) or not all(map(accelerator.is_accelerator, names)):
+        raise ValueError(
+            f"devices is {devices!r}; give a list of accelerators such as ['cuda:0', 'cuda:1'], or "
+            "none: what a CPU measures at once shares its cores"
+        )
+    kinds = {str(describe_device(name)["name"]) for name in names}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"the devices {', '.join(names)} are {' and '.join(sorted(kinds))}; times of one say "
+            "nothing of another: give devices of one kind"
+        )
+    return names
 
 
 def find_kernels(
@@ -122,4 +152,11 @@ def _open_cache(cache: BenchmarkCache | str | os.PathLike[str] | None) -> Benchm
         return cache
     if cache is None:
         return _MEMORY
-    return BenchmarkCache(default_path() if cache == "default" else cache)
+    if cache != "default":
+        return BenchmarkCache(cache)
+    try:
+        return BenchmarkCache(default_path())
+    except CacheError as error:  # the user did not ask for this file
+        told = f"{error}; results are kept in memory until the process ends"
+        warnings.warn(told, CacheWarning, stacklevel=3)
+        return _MEMORY

@@ -29,7 +29,7 @@ from tuned_nets import (
 
 from repro.microconv import (
     BenchmarkCache,
-    CacheError,
+    CacheWarning,
     LayerGoneError,
     NotTunableError,
     TunedConv2d,
@@ -723,6 +723,8 @@ def test_the_report():
         ({"min_gain": 1.0}, "min_gain is 1.0"),
         ({"algorithms": "torch"}, "give a list of names"),
         ({"max_error": 0.0}, "max_error is 0.0"),
+        ({"devices": "cuda:0"}, "devices is 'cuda:0'; give a list of accelerators such as"),
+        ({"devices": ["cpu"]}, r"devices is \['cpu'\]; give a list of accelerators such as"),
     ],
 )
 def test_arguments_that_are_no_choice(options, message):
@@ -757,8 +759,9 @@ def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
     again = tune(one(), x, min_gain=-math.inf)
     assert (again.measured, again.cached) == (0, report.measured + report.cached)
     monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "microconv.sqlite" / "below"))
-    with pytest.raises(CacheError, match="keep the results in memory"):
-        tune(one(), x)
+    monkeypatch.setenv("REPRO_MICROCONV_POLICY", "undivided")
+    with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
+        assert tune(one(), x).policy == "undivided"
 
 
 @pytest.mark.parametrize("algorithms", [("nnpack",), ("torch:winograd",), ("torch:fft",)])
