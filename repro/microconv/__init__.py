@@ -6,7 +6,7 @@
 
 from repro.microconv.backends import BackendMissingError, stated_error
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning
-from repro.microconv.cluster import cached_times, split_batch
+from repro.microconv.cluster import split_batch
 from repro.microconv.conv import TunedConv2d
 from repro.microconv.kernels import Convolution, Kernel
 from repro.microconv.operators import LayerGoneError
@@ -42,7 +42,6 @@ __all__ = [
     "WorkspaceLimitError",
     "assign_workspaces",
     "best_division",
-    "cached_times",
     "find_kernels",
     "micro_batch_sizes",
     "pareto_front",

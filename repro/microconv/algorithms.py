@@ -16,10 +16,7 @@ Carved = dict[str, Tensor]  # the tensors of `Buffers`, made by `carve`
 
 
 def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
-    """The outputs that a filter's tap reaches, and the inputs that it reads for them.
-
-    Outputs at the borders are left out if their taps read the padding.
-    """
+    """The outputs for which a filter's tap reads no padding, and the inputs that it reads."""
     out, source = [], []
     for axis, tap in enumerate((row, column)):
         size, count = (conv.height, conv.width)[axis], conv.out_size[axis]
@@ -33,13 +30,9 @@ def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
 
 
 class Algorithm(Protocol):
-    """Computes all three kernels of one group, in float32 or float64, into buffers.
+    """Computes all three kernels of one group, in float32 or float64, into buffers."""
 
-    Attributes:
-        error: Stated relative error in float32; see `backends.stated_error`.
-    """
-
-    error: float = 2e-5
+    error: float = 2e-5  # stated for float32; see `backends.stated_error`
 
     def supports(self, kernel: Kernel) -> bool:
         """Whether it computes a kernel; by default with any stride, padding and dilation."""
@@ -99,48 +92,61 @@ class Direct(Algorithm):
 
 
 class Im2col(Algorithm):
-    """Explicit GEMM: every patch becomes a column, the convolution one product of matrices."""
+    """Explicit GEMM: every patch becomes a column, the convolution one product of matrices.
 
-    def buffers(self, kernel: Kernel, b: int) -> Buffers:
-        """The columns; an unpadded 1×1 filter at stride 1 needs none."""
-        conv = kernel.conv
-        if self._identity(conv):
-            return {}
-        shape = (b, conv.in_channels * conv.taps, math.prod(conv.out_size))
-        return {"columns": (shape, kernel.torch_dtype)}
+    An unpadded 1×1 filter at stride 1 needs no columns.
+    """
+
+    def _block(self, kernel: Kernel, b: int) -> tuple[int, int]:
+        """Number of samples, and of their input channels, that become columns at once."""
+        return b, kernel.conv.in_channels
 
     @staticmethod
     def _identity(conv: Convolution) -> bool:
         return conv.kernel_size == conv.stride == (1, 1) and conv.padding == (0, 0)
 
-    @staticmethod
-    def _geometry(conv: Convolution) -> tuple[list[int], ...]:
-        return tuple(map(list, (conv.kernel_size, conv.dilation, conv.padding, conv.stride)))
+    def buffers(self, kernel: Kernel, b: int) -> Buffers:
+        """The columns of a block."""
+        conv = kernel.conv
+        if self._identity(conv):
+            return {}
+        samples, channels = self._block(kernel, b)
+        shape = (samples, channels * conv.taps, math.prod(conv.out_size))
+        return {"columns": (shape, kernel.torch_dtype)}
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
         """Compute one kernel; see `Algorithm.run`."""
-        conv, b = kernel.conv, len(first)
-        window = self._geometry(conv)
-        identity = self._identity(conv)
-        if kernel.kind == "backward_data":
-            columns = out.view(b, conv.in_channels, -1) if identity else t["columns"]
-            filters = second.view(conv.out_channels, -1).T
-            torch.bmm(filters.expand(b, -1, -1), first.view(b, conv.out_channels, -1), out=columns)
+        conv, b, identity = kernel.conv, len(first), self._identity(kernel.conv)
+        geometry = (conv.kernel_size, conv.dilation, conv.padding, conv.stride)
+        window, size = [list(pair) for pair in geometry], [conv.height, conv.width]
+        k, c = conv.out_channels, conv.in_channels
+        samples, channels = (b, c) if identity else self._block(kernel, b)
+        matrix = (out if kernel.kind == "backward_filter" else second).view(k, -1)
+        for n, start in itertools.product(range(0, b, samples), range(0, c, channels)):
+            some, end = slice(n, n + samples), min(start + channels, c)
+            filters = matrix[:, start * conv.taps : end * conv.taps]
+            images = (out if kernel.kind == "backward_data" else first)[some, start:end]
+            if identity:
+                columns = images.view(b, c, -1)
+            else:
+                columns = t["columns"][:, : (end - start) * conv.taps]
+            if kernel.kind == "backward_data":
+                gradients = first[some].view(samples, k, -1)
+                torch.bmm(filters.T.expand(samples, -1, -1), gradients, out=columns)
+                if not identity:
+                    torch.ops.aten.col2im.out(columns, size, *window, out=images)
+                continue
             if not identity:
-                size = [conv.height, conv.width]
-                torch.ops.aten.col2im.out(columns, size, *window, out=out)
-            return
-        if identity:
-            columns = first.view(b, conv.in_channels, -1)
-        else:
-            columns = torch.ops.aten.im2col.out(first, *window, out=t["columns"])
-        if kernel.kind == "forward":
-            filters = second.view(conv.out_channels, -1).expand(b, -1, -1)
-            torch.bmm(filters, columns, out=out.view(b, conv.out_channels, -1))
-        else:
-            result = out.view(conv.out_channels, -1)
-            for gradient, column in zip(second.flatten(2), columns, strict=True):
-                result.addmm_(gradient, column.T)
+                torch.ops.aten.im2col.out(images, *window, out=columns)
+            if kernel.kind == "backward_filter":
+                for gradient, column in zip(second[some].flatten(2), columns, strict=True):
+                    filters.addmm_(gradient, column.T)
+                continue
+            result, every = out[some].view(samples, k, -1), filters.expand(samples, -1, -1)
+            if start:
+                result.baddbmm_(every, columns)
+            else:
+                torch.bmm(every, columns, out=result)
 
 
 class Implicit(Im2col):
@@ -152,47 +158,10 @@ class Implicit(Im2col):
     # Bytes of columns, at least one channel's: small, and enough for efficient products.
     block_bytes = 2**18
 
-    def _channels(self, kernel: Kernel) -> int:
-        """Number of input channels that become columns at once."""
+    def _block(self, kernel: Kernel, b: int) -> tuple[int, int]:
         conv = kernel.conv
         each = conv.taps * math.prod(conv.out_size) * kernel.torch_dtype.itemsize
-        return min(conv.in_channels, max(1, self.block_bytes // each))
-
-    def buffers(self, kernel: Kernel, b: int) -> Buffers:
-        """The columns of some channels of one sample, for any micro-batch size."""
-        conv = kernel.conv
-        if self._identity(conv):
-            return {}
-        shape = (1, self._channels(kernel) * conv.taps, math.prod(conv.out_size))
-        return {"columns": (shape, kernel.torch_dtype)}
-
-    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `Algorithm.run`."""
-        conv = kernel.conv
-        if self._identity(conv):
-            super().run(kernel, first, second, out, t)
-            return
-        window = self._geometry(conv)
-        gradients = kernel.kind == "backward_filter"
-        matrix = (out if gradients else second).view(conv.out_channels, -1)
-        for n, start in itertools.product(
-            range(len(first)), range(0, conv.in_channels, self._channels(kernel))
-        ):
-            channels = slice(start, min(start + self._channels(kernel), conv.in_channels))
-            columns = t["columns"][:, : (channels.stop - start) * conv.taps]
-            filters = matrix[:, start * conv.taps : channels.stop * conv.taps]
-            if kernel.kind == "backward_data":
-                torch.mm(filters.T, first[n].flatten(1), out=columns[0])
-                size = [conv.height, conv.width]
-                torch.ops.aten.col2im.out(columns, size, *window, out=out[n : n + 1, channels])
-                continue
-            torch.ops.aten.im2col.out(first[n : n + 1, channels], *window, out=columns)
-            if gradients:
-                filters.addmm_(second[n].flatten(1), columns[0].T)
-            elif start:
-                out[n].view(conv.out_channels, -1).addmm_(filters, columns[0])
-            else:
-                torch.mm(filters, columns[0], out=out[n].view(conv.out_channels, -1))
+        return 1, min(conv.in_channels, max(1, self.block_bytes // each))
 
 
 class FFT(Algorithm):
@@ -299,10 +268,7 @@ _AT = [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 
 
 @cache
 def _winograd_matrices(dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Two-dimensional transforms of inputs, filters, flipped filters and outputs.
-
-    Their shapes are (36, 36), (36, 9), (36, 9) and (16, 36).
-    """
+    """Transforms of inputs (36, 36), filters (36, 9), flipped filters and outputs (16, 36)."""
     with torch.inference_mode(False):
         matrices = [torch.tensor(m, dtype=torch.float64, device="cpu") for m in (_BT, _G, _AT)]
         of_inputs, of_filters, of_outputs = (torch.kron(m, m) for m in matrices)
@@ -356,35 +322,32 @@ class Winograd(Algorithm):
         c, k, pad, (ty, tx) = self._geometry(kernel)
         b = len(first)
         p = b * ty * tx
-        of_inputs, of_filters, of_flipped, of_outputs = _winograd_matrices(
-            first.dtype, str(first.device)
-        )
-        one, two, taps, filters = t["one"], t["two"], t["taps"], t["filters"]
+        device = str(first.device)
+        of_inputs, of_filters, of_flipped, of_outputs = _winograd_matrices(first.dtype, device)
+        taps, filters = t["taps"], t["filters"]
+
+        def view(name: str, *shape: int) -> Tensor:
+            return t[name][: math.prod(shape)].view(shape)
 
         # Inputs: overlapping tiles (36, c, p), transformed from `one` to `two`.
-        h, w = first.shape[2:]
-        height, width = 4 * ty + 2, 4 * tx + 2
-        padded = t["padded"][: b * c * height * width].view(b, c, height, width).zero_()
-        rows, columns = min(h, height - pad[0]), min(w, width - pad[1])
-        padded[:, :, pad[0] : pad[0] + rows, pad[1] : pad[1] + columns] = first[
-            :, :, :rows, :columns
-        ]
+        padded = view("padded", b, c, 4 * ty + 2, 4 * tx + 2).zero_()
+        given = first[:, :, : padded.shape[2] - pad[0], : padded.shape[3] - pad[1]]
+        rows, columns = given.shape[2:]
+        padded[:, :, pad[0] : pad[0] + rows, pad[1] : pad[1] + columns] = given
         bs, cs, hs, ws = padded.stride()
         tiles = padded.as_strided((6, 6, c, b, ty, tx), (hs, ws, cs, bs, 4 * hs, 4 * ws))
-        one[: 36 * c * p].view(6, 6, c, b, ty, tx).copy_(tiles)
-        inputs = two[: 36 * c * p].view(36, c * p)
-        torch.mm(of_inputs, one[: 36 * c * p].view(36, c * p), out=inputs)
+        view("one", 6, 6, c, b, ty, tx).copy_(tiles)
+        torch.mm(of_inputs, view("one", 36, c * p), out=view("two", 36, c * p))
+        inputs = view("two", 36, c, p)
 
         if kernel.kind == "backward_filter":
             # The output's gradient in tiles of 4×4, through the adjoint of the outputs' transform.
-            half = t["padded"][: 16 * k * p].zero_()
-            blocks = half.view(4, 4, k, b, ty, tx)
+            blocks = view("padded", 4, 4, k, b, ty, tx).zero_()
             for i, j in itertools.product(range(4), range(4)):
                 source = second[:, :, i::4, j::4].transpose(0, 1)
                 blocks[i, j, :, :, : source.shape[2], : source.shape[3]] = source
-            gradients = one[: 36 * k * p].view(36, k * p)
-            torch.mm(of_outputs.T, half.view(16, k * p), out=gradients)
-            torch.bmm(gradients.view(36, k, p), inputs.view(36, c, p).transpose(1, 2), out=filters)
+            torch.mm(of_outputs.T, blocks.view(16, k * p), out=view("one", 36, k * p))
+            torch.bmm(view("one", 36, k, p), inputs.transpose(1, 2), out=filters)
             torch.mm(of_filters.T, filters.view(36, k * c), out=taps)
             out += taps.view(3, 3, k, c).permute(2, 3, 0, 1)
             return
@@ -392,11 +355,9 @@ class Winograd(Algorithm):
         flipped = kernel.kind == "backward_data"
         taps.view(3, 3, k, c).copy_(second.permute(2, 3, *((1, 0) if flipped else (0, 1))))
         torch.mm(of_flipped if flipped else of_filters, taps, out=filters.view(36, k * c))
-        products = one[: 36 * k * p].view(36, k, p)
-        torch.bmm(filters, inputs.view(36, c, p), out=products)
-        outputs = two[: 16 * k * p].view(16, k * p)
-        torch.mm(of_outputs, products.view(36, k * p), out=outputs)
-        whole = t["padded"][: b * k * 16 * ty * tx].view(b, k, ty, 4, tx, 4)
-        whole.copy_(outputs.view(4, 4, k, b, ty, tx).permute(3, 2, 4, 0, 5, 1))
+        torch.bmm(filters, inputs, out=view("one", 36, k, p))
+        torch.mm(of_outputs, view("one", 36, k * p), out=view("two", 16, k * p))
+        outputs = view("two", 4, 4, k, b, ty, tx).permute(3, 2, 4, 0, 5, 1)
+        view("padded", b, k, ty, 4, tx, 4).copy_(outputs)
         rows, columns = out.shape[2:]
-        out.copy_(whole.view(b, k, 4 * ty, 4 * tx)[:, :, :rows, :columns])
+        out.copy_(view("padded", b, k, 4 * ty, 4 * tx)[:, :, :rows, :columns])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from repro.measure.precision import rounds_to_tf32
-from repro.microconv.cudnn import NONDETERMINISTIC, CuDNNBackend
+from repro.microconv.cudnn import NONDETERMINISTIC, CuDNNBackend, deterministic
 from repro.microconv.kernels import Backend, Kernel, Operands, aligned
 from repro.microconv.nnpack import NNPACKBackend
 from repro.microconv.torch_backend import TorchBackend
@@ -27,26 +27,19 @@ NATIVE = "torch:native"
 def check_names(names: Sequence[str] | None, device: str) -> list[str]:
     """Check the allowed algorithms on a device; return a line for each unavailable backend.
 
-    Args:
-        names: Backends, or single algorithms as ``BACKEND:ALGORITHM``; None for all available.
-        device: ``cpu`` or an accelerator.
-
     Raises:
         BackendMissingError: A named backend is unknown or unavailable.
         ValueError: No name was given, or an algorithm that its backend does not have.
     """
     if names is not None and (isinstance(names, str) or not names):
         raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
-    for name in names or ():
-        backend, _, algorithm = name.partition(":")
+    for backend, _, algorithm in (name.partition(":") for name in names or ()):
         if backend not in BACKENDS:
-            raise BackendMissingError(
-                f"unknown backend {backend!r}; choose among {', '.join(BACKENDS)}"
-            )
-        if algorithm and algorithm not in (known := BACKENDS[backend].names):
-            raise ValueError(
-                f"{backend} has no algorithm {algorithm!r}; choose among {', '.join(known)}"
-            )
+            known = ", ".join(BACKENDS)
+            raise BackendMissingError(f"unknown backend {backend!r}; choose among {known}")
+        if algorithm and algorithm not in BACKENDS[backend].names:
+            known = ", ".join(BACKENDS[backend].names)
+            raise ValueError(f"{backend} has no algorithm {algorithm!r}; choose among {known}")
     asked = BACKENDS if names is None else [name.partition(":")[0] for name in names]
     problems = [BACKENDS[name].missing(device) for name in asked]
     missing = list(dict.fromkeys(filter(None, problems)))
@@ -56,12 +49,17 @@ def check_names(names: Sequence[str] | None, device: str) -> list[str]:
 
 
 def listing(kernel: Kernel, b: int) -> list[tuple[str, int]]:
-    """All available ``BACKEND:ALGORITHM`` for `b` samples, with the workspace in bytes."""
+    """All available ``BACKEND:ALGORITHM`` for `b` samples, with the workspace in bytes.
+
+    If torch requires deterministic algorithms, those with a varying order of summation are left
+    out.
+    """
     return [
         (f"{backend.name}:{name}", size)
         for backend in BACKENDS.values()
         if backend.missing(kernel.device) is None
         for name, size in backend.algorithms(kernel, b)
+        if not deterministic() or permitted(f"{backend.name}:{name}", kernel)
     ]
 
 
@@ -90,21 +88,16 @@ def stated_error(algorithm: str, kernel: Kernel) -> float:
 
 
 def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
-    """Bytes to give as workspace to ``BACKEND:ALGORITHM`` for `b` samples.
-
-    They are the bytes that the backend lists, less the bytes that its library allocates itself.
-    """
+    """Bytes to give as workspace: those listed, less those that the library allocates itself."""
     backend, bare_name = find(algorithm)
     return backend.given_bytes(bare_name, kernel, b)
 
 
 def summing_bytes(kernel: Kernel) -> int:
-    """Bytes in which a division sums filter gradients of 16 bits; see `run_division`.
-
-    On a CPU torch casts the addends in a further buffer.
-    """
+    """Bytes in which a division sums filter gradients of 16 bits; see `run_division`."""
     if kernel.kind != "backward_filter" or kernel.torch_dtype.itemsize >= 4:
         return 0
+    # On a CPU torch casts the addends in a further buffer.
     buffers = 2 if torch.device(kernel.device).type == "cpu" else 1
     return buffers * aligned(4 * math.prod(kernel.conv.weight_shape))
 
@@ -113,14 +106,9 @@ def run(algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -
     """Compute one micro-batch of a kernel by an algorithm.
 
     It allocates at most the listed bytes beyond `given_bytes`, and nothing waits for the device.
-
-    Args:
-        algorithm: ``BACKEND:ALGORITHM``.
-        kernel: The kernel.
-        operands: In the order of `Kernel.shapes`, contiguous in the kernel's layout. The result of
-            ``forward`` and ``backward_data`` is overwritten; a ``backward_filter`` is added to it,
-            so that micro-batches accumulate.
-        workspace: Bytes, at least `given_bytes`, aligned to `kernels.ALIGNMENT`.
+    Operands are in the order of `Kernel.shapes`, contiguous in the kernel's layout. The result of
+    ``forward`` and ``backward_data`` is overwritten; a ``backward_filter`` is added to it, so that
+    micro-batches accumulate. The workspace has at least `given_bytes`, aligned.
     """
     backend, bare_name = find(algorithm)
     backend.run(bare_name, kernel, operands, workspace)
@@ -144,16 +132,11 @@ def run_division(
     """Compute a whole mini-batch, one part after the other in the same workspace.
 
     Arguments as in `run`, for the mini-batch; a filter gradient in `out` is overwritten here, and
-    `bias`, of shape (K,), is added to a forward pass.
-
-    Raises:
-        ValueError: The parts do not sum to the mini-batch.
+    `bias`, of shape (K,), is added to a forward pass. ValueError if the parts are of another size.
     """
     if sum(size for size, _ in parts) != len(first):
-        raise ValueError(
-            f"the division has parts of {[size for size, _ in parts]} samples, the mini-batch "
-            f"{len(first)}; divide this mini-batch"
-        )
+        sizes = [size for size, _ in parts]
+        raise ValueError(f"the division has parts of {sizes} samples, the mini-batch {len(first)}")
     total = out
     if kernel.kind == "backward_filter":
         # Sums of 16-bit gradients are kept in float32, as inside one convolution.

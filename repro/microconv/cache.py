@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -28,6 +29,7 @@ CREATE TABLE IF NOT EXISTS times_1 (
     PRIMARY KEY (key, micro_batch, algorithm));
 """
 _WHERE = "WHERE key = ? AND micro_batch = ?"
+_INSERT_TIMES = "INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)"
 
 
 class CacheError(ValueError):
@@ -41,7 +43,7 @@ class CacheWarning(UserWarning):
 def key_of(kernel: Kernel) -> str:
     """A kernel's key on this machine, as JSON: all that affects its measured times."""
     facts = {
-        "kernel": kernel.facts(),
+        "kernel": asdict(kernel),
         "backend": versions(kernel.device),
         "device": _device(kernel.device),
         "freed memory kept": freed_memory_is_kept(),
@@ -89,44 +91,34 @@ class BenchmarkCache:
         if self.path is None:
             self._memory = sqlite3.connect(":memory:", check_same_thread=False)
             weakref.finalize(self, self._memory.close)
-        else:
-            try:
-                regular(self.path)  # opening a pipe would wait
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise CacheError(self._problem(error)) from error
         with self._open() as connection:
             connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")  # it can be written
-
-    def _problem(self, error: Exception) -> str:
-        return (
-            f"the benchmark cache {self.path} cannot be used: {error}; give another file as "
-            f"cache=, delete this one, or give cache=None to keep the results in memory"
-        )
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
-            if self._memory is not None:
+            if self.path is None:
+                assert self._memory is not None
                 with self._memory:
                     yield self._memory
                 return
             connection = None
             try:
+                regular(self.path)  # opening a pipe would wait
+                self.path.parent.mkdir(parents=True, exist_ok=True)
                 # Another process may hold the file for a while; each call opens it anew, which is
                 # also safe across a fork.
                 connection = sqlite3.connect(str(self.path), timeout=60)
                 with connection:
                     yield connection
-            except (sqlite3.Error, ValueError, TypeError) as error:  # such as by a row's contents
-                raise CacheError(self._problem(error)) from error
+            except (OSError, sqlite3.Error, ValueError, TypeError) as error:  # or a row's contents
+                raise CacheError(
+                    f"the benchmark cache {self.path} cannot be used: {error}; give another file "
+                    "as cache=, delete this one, or give cache=None to keep the results in memory"
+                ) from error
             finally:
                 if connection is not None:
                     connection.close()
-
-    def _write(self, command: str, rows: list[tuple[object, ...]]) -> None:
-        with self._open() as connection:
-            connection.executemany(command, rows)
 
     def listing(self, key: str, micro_batch: int) -> list[tuple[str, int]] | None:
         """The algorithms and their workspace in bytes, None if not listed yet."""
@@ -138,7 +130,8 @@ class BenchmarkCache:
     def store_listing(self, key: str, micro_batch: int, algorithms: list[tuple[str, int]]) -> None:
         """Keep the algorithms of a micro-batch and their workspace."""
         row = (key, micro_batch, json.dumps(algorithms))
-        self._write("INSERT OR REPLACE INTO listings_1 VALUES (?, ?, ?)", [row])
+        with self._open() as connection:
+            connection.execute("INSERT OR REPLACE INTO listings_1 VALUES (?, ?, ?)", row)
 
     def times(self, key: str, micro_batch: int) -> dict[str, list[float]]:
         """The measured seconds by algorithm; an empty list for one that failed to run."""
@@ -150,39 +143,18 @@ class BenchmarkCache:
     def store_times(self, key: str, micro_batch: int, times: Mapping[str, list[float]]) -> None:
         """Keep measured seconds by algorithm."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        rows: list[tuple[object, ...]] = [
-            (key, micro_batch, algorithm, json.dumps(samples), now)
-            for algorithm, samples in times.items()
-        ]
-        self._write("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
+        rows = [(key, micro_batch, name, json.dumps(own), now) for name, own in times.items()]
+        with self._open() as connection:
+            connection.executemany(_INSERT_TIMES, rows)
 
-    def take(self, other: "BenchmarkCache") -> int:
-        """Copy another cache's entries that this one lacks; return the number of copied times.
-
-        Keys name the device, so that caches of several machines can be merged.
-        """
+    def take(self, other: "BenchmarkCache") -> None:
+        """Copy another cache's entries that this one lacks. Keys name the device."""
         with other._open() as connection:
             listings = connection.execute("SELECT * FROM listings_1").fetchall()
             rows = connection.execute("SELECT * FROM times_1").fetchall()
-        before = len(self)
-        self._write("INSERT OR IGNORE INTO listings_1 VALUES (?, ?, ?)", listings)
-        self._write("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
-        return len(self) - before
-
-    def contents(
-        self,
-    ) -> Iterator[tuple[str, int, list[tuple[str, int]], dict[str, list[float]]]]:
-        """Yield (key, micro-batch, algorithms with their bytes, seconds by algorithm)."""
         with self._open() as connection:
-            rows = connection.execute("SELECT * FROM listings_1 ORDER BY 1, 2").fetchall()
-        for key, micro_batch, algorithms in rows:
-            listed = [(name, size) for name, size in json.loads(algorithms)]
-            yield key, micro_batch, listed, self.times(key, micro_batch)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._open() as connection:
-            connection.executescript("DELETE FROM listings_1; DELETE FROM times_1;")
+            connection.executemany("INSERT OR IGNORE INTO listings_1 VALUES (?, ?, ?)", listings)
+            connection.executemany(_INSERT_TIMES, rows)
 
     def __len__(self) -> int:
         """Number of stored times."""

@@ -11,14 +11,12 @@ from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
 
 from repro.microconv import backends
-from repro.microconv.operators import LayerGoneError, TunedLayer, convolve
+from repro.microconv.operators import LayerGoneError, TunedLayer
 from repro.microconv.tuned_kernel import Signature, TunedKernel
 
-
-def layout_of(input: torch.Tensor, weight: torch.Tensor) -> str:
-    """``nhwc`` if torch would compute channels-last, else ``nchw``."""
-    last = torch.channels_last in map(suggest_memory_format, (input, weight))
-    return "nhwc" if last else "nchw"
+# Torch's definition: a replacement would compute something else.
+_OWN = nn.Conv2d._conv_forward
+_ATTRIBUTES = ("tuned", "untuned_calls", "geometry")
 
 
 def compute_dtype(input: torch.Tensor) -> torch.dtype:
@@ -32,12 +30,10 @@ def compute_dtype(input: torch.Tensor) -> torch.dtype:
 def signature(input: torch.Tensor, weight: torch.Tensor) -> Signature:
     """The properties of a call that select its tuning, besides the batch size."""
     dtype, device = compute_dtype(input), str(input.device)
-    facts = str(dtype).removeprefix("torch."), device, layout_of(input, weight)
+    # As torch decides whether it computes channels-last.
+    last = torch.channels_last in map(suggest_memory_format, (input, weight))
+    facts = str(dtype).removeprefix("torch."), device, "nhwc" if last else "nchw"
     return (input.shape[2], input.shape[3], *facts, backends.math_of(dtype, device))
-
-
-# Torch's definition: a replacement would compute something else.
-_OWN = nn.Conv2d._conv_forward
 
 
 class _IsTuned(type):
@@ -56,16 +52,11 @@ class TunedConv2d(nn.Conv2d, metaclass=_IsTuned):
     forward-mode and second derivatives, and tensors of subclasses or sparse layouts.
 
     A shallow copy (``copy.copy``) shares the tuning and geometry of the original.
-
-    Attributes:
-        tuned: By signature of a call, then kind, the kernels.
-        geometry: Tuned stride, padding, dilation, groups and padding mode.
-        untuned_calls: Number of calls that torch computed without a tuning.
     """
 
     tuned: dict[Signature, TunedLayer]
-    geometry: tuple[Any, ...]
-    untuned_calls: int
+    geometry: tuple[Any, ...]  # tuned stride, padding, dilation, groups and padding mode
+    untuned_calls: int  # that torch computed for want of a tuning
 
 
 class _Forward:
@@ -90,29 +81,29 @@ class _Forward:
                 "a shallow copy runs the tuning of a convolution that is gone; keep the original, "
                 "call untune(copy), or make the copy by copy.deepcopy"
             )
-        if (
+        layer = None
+        if not (
             torch.compiler.is_compiling()
             or torch._C._are_functorch_transforms_active()
             or forward_ad._current_level >= 0
             or torch.onnx.is_in_onnx_export()
         ):
-            return _torchs_own(module, input, weight, bias)
-        with _untraced():
-            kernels = _kernels(module, input, weight, bias)
-        if kernels is None:
-            module.untuned_calls += 1
-            return _torchs_own(module, input, weight, bias)
+            with _untraced():
+                layer = _layer(module, input, weight, bias)
+            module.untuned_calls += layer is None
+        result: torch.Tensor
+        if layer is None:
+            result = type(module)._conv_forward(module, input, weight, bias)
+            return result
         dtype = compute_dtype(input)
         bias = None if bias is None else bias.to(dtype)
         with torch.autocast(input.device.type, enabled=False):
-            return convolve(input.to(dtype), weight.to(dtype), bias, kernels)
+            operands = input.to(dtype), weight.to(dtype), bias
+            result = torch.ops.repro_microconv.convolution(*operands, layer.number)
+        return result
 
 
-def _torchs_own(module: nn.Conv2d, *operands: torch.Tensor | None) -> torch.Tensor:
-    return type(module)._conv_forward(module, *operands)  # type: ignore[no-any-return, arg-type]
-
-
-def _kernels(
+def _layer(
     module: TunedConv2d, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> TunedLayer | None:
     """The kernels for a call, None if torch should compute it or raise an error."""
@@ -121,15 +112,15 @@ def _kernels(
         return None
     if module.geometry != geometry_of(module) or type(module)._conv_forward is not _OWN:
         return None
-    kernels = module.tuned.get(signature(input, weight))
-    if kernels is None:
+    layer = module.tuned.get(signature(input, weight))
+    if layer is None:
         return None
-    conv = kernels["forward"].kernel.conv
+    conv = layer["forward"].kernel.conv
     shapes = conv.input_shape(len(input)), conv.weight_shape, (conv.out_channels,)
     alike = all(t.shape == shape for t, shape in zip(given, shapes, strict=False))
     autocast = torch.is_autocast_enabled(input.device.type)
     same_type = autocast or all(tensor.dtype == input.dtype for tensor in given)
-    return kernels if alike and same_type else None
+    return layer if alike and same_type else None
 
 
 def is_plain(*tensors: Any) -> bool:
@@ -183,8 +174,8 @@ def install(module: nn.Conv2d, call: Signature, kernels: dict[str, TunedKernel])
 def uninstall(module: nn.Module) -> None:
     """Undo `install` on any module."""
     held = vars(module)
-    if {"tuned", "untuned_calls", "geometry"} <= held.keys():
-        for name in ("tuned", "untuned_calls", "geometry"):
+    if held.keys() >= set(_ATTRIBUTES):
+        for name in _ATTRIBUTES:
             del held[name]
     if isinstance(held.get("_conv_forward"), _Forward):  # else it has been replaced since
         del held["_conv_forward"]

@@ -4,16 +4,14 @@ It calls the C functions of torch's loaded cuDNN: ``cudnnConvolutionForward``,
 ``...BackwardData`` and ``...BackwardFilter``, each with an algorithm, a workspace and the scales
 alpha and beta. Weight gradients are accumulated by beta = 1 (section II).
 
-In the terms of section III-D the backend ``cudnn`` computes 16-bit tensors in float32
-(PSEUDO_HALF), as torch does, without loss of precision. The backend ``cudnn_half`` computes float16
-in float16 (TRUE_HALF): it states a larger error, and is used if `max_error` admits it.
+The backend ``cudnn`` computes 16-bit tensors in float32 (PSEUDO_HALF of section III-D), as torch
+does; ``cudnn_half`` computes float16 in float16 (TRUE_HALF), with a larger stated error.
 """
 
 import ctypes
 import threading
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -44,7 +42,8 @@ _DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _LAYOUTS = {"nchw": 0, "nhwc": 1}
 _DEFAULT_MATH, _TENSOR_OP_MATH, _FMA_MATH = 0, 1, 3
 _CROSS_CORRELATION = 1
-_COMPILATION_FAILED, _OUT_OF_MEMORY, _SUBLIBRARY_MISSING = 4001, (4003, 4004), 3009
+_COMPILATION_FAILED, _OUT_OF_MEMORY = 4001, (4003, 4004)
+_NOT_SUPPORTED = {*range(3000, 4000)} - {3009}  # a sublibrary is missing
 
 
 class UnsupportedError(RuntimeError):
@@ -52,19 +51,12 @@ class UnsupportedError(RuntimeError):
 
 
 class CuDNNBackend(Backend):
-    """Runs cuDNN's own algorithms by name.
+    """Runs cuDNN's own algorithms by name; with `half` only float16, computed in float16."""
 
-    Args:
-        half: Whether to compute only float16, in float16.
-    """
-
-    name = "cudnn"
     names = tuple(dict.fromkeys(name for known in ALGORITHMS.values() for name in known))
 
     def __init__(self, half: bool = False) -> None:
-        self.half = half
-        if half:
-            self.name = "cudnn_half"
+        self.half, self.name = half, "cudnn_half" if half else "cudnn"
 
     def missing(self, device: str) -> str | None:
         """The reason why the backend is unavailable, in one line; None if it is available."""
@@ -90,62 +82,41 @@ class CuDNNBackend(Backend):
         return 1e-4 if max(kernel.conv.kernel_size) <= 3 else 1e-3
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        """The algorithms for a micro-batch of `b` with their workspace in bytes.
-
-        If torch requires deterministic algorithms, those with a varying order of summation are left
-        out.
-        """
-        return [
-            (name, size)
-            for name, size in self._listed(kernel, b)
-            if not (deterministic() and (kernel.kind, name) in NONDETERMINISTIC)
-        ]
-
-    def _listed(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
+        """The algorithms for a micro-batch of `b` with their workspace in bytes."""
         listed: list[tuple[str, int]] = []
         if self.half and kernel.dtype != "float16":
             return listed
         with torch.cuda.device(kernel.device):
             for name, number in ALGORITHMS[kernel.kind].items():
                 size = ctypes.c_size_t(0)
-                d = _descriptors(kernel, b, self.half)
+                *inputs, out, conv = _descriptors(kernel, b, self.half)
                 query = getattr(_library(), _QUERIES[kernel.kind])
-                inputs = [d.first, d.second]
-                if kernel.kind == "backward_data":
-                    inputs.reverse()
-                if query(_handle(), *inputs, d.conv, d.out, number, ctypes.byref(size)) == 0:
+                if query(_handle(), *inputs, conv, out, number, ctypes.byref(size)) == 0:
                     listed.append((name, aligned(size.value)))
         return listed
-
-    def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
-        """All of the listed workspace."""
-        return dict(self._listed(kernel, b))[algorithm]
 
     def run(
         self, algorithm: str, kernel: Kernel, operands: Operands, workspace: torch.Tensor
     ) -> None:
-        """Compute a micro-batch; see `backends.run`.
-
-        Raises:
-            UnsupportedError: cuDNN listed the algorithm, but does not run it for this shape.
-        """
+        """Compute a micro-batch; see `backends.run`."""
         first, second, out = operands
-        d = _descriptors(kernel, len(first), self.half)
+        *inputs, result, conv = _descriptors(kernel, len(first), self.half)
         scale = ctypes.c_double if kernel.dtype == "float64" else ctypes.c_float
         one = scale(1.0)
         # beta: the filter gradient accumulates, the other results are overwritten.
         beta = scale(1.0 if kernel.kind == "backward_filter" else 0.0)
-        inputs = [(d.first, first.data_ptr()), (d.second, second.data_ptr())]
-        if kernel.kind == "backward_data":
-            inputs.reverse()
+        pointers = [first.data_ptr(), second.data_ptr()]
+        if kernel.kind == "backward_data":  # cuDNN wants the filters first
+            pointers.reverse()
         number = ALGORITHMS[kernel.kind][algorithm]
         with torch.cuda.device(kernel.device):
             stream = torch.cuda.current_stream().cuda_stream
             _call("cudnnSetStream", _handle(), stream)
             call = getattr(_library(), _CALLS[kernel.kind])
-            given = (*inputs[0], *inputs[1], d.conv, number, workspace.data_ptr())
-            result = (ctypes.byref(beta), d.out, out.data_ptr())
-            status = call(_handle(), ctypes.byref(one), *given, workspace.numel(), *result)
+            given = (inputs[0], pointers[0], inputs[1], pointers[1], conv, number)
+            room = workspace.data_ptr(), workspace.numel()
+            written = ctypes.byref(beta), result, out.data_ptr()
+            status = call(_handle(), ctypes.byref(one), *given, *room, *written)
         if status:
             message = (
                 f"{self.name}: {algorithm} failed for {kernel.kind} of {kernel.conv} at a "
@@ -153,9 +124,9 @@ class CuDNNBackend(Backend):
             )
             if status in _OUT_OF_MEMORY:
                 raise torch.OutOfMemoryError(message)
-            unsupported = 3000 <= status < 4000 or status == _COMPILATION_FAILED
-            unsupported = unsupported and status != _SUBLIBRARY_MISSING
-            raise UnsupportedError(message) if unsupported else RuntimeError(message)
+            if status == _COMPILATION_FAILED or status in _NOT_SUPPORTED:
+                raise UnsupportedError(message)
+            raise RuntimeError(message)
 
 
 def deterministic() -> bool:
@@ -188,11 +159,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the arguments of the called functions; return the library.
-
-    Raises:
-        AttributeError: A function is missing.
-    """
+    """Declare the arguments of the called functions; AttributeError where one is missing."""
     pointer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
     handle = ctypes.POINTER(pointer)
     declared: dict[str, list[type]] = {
@@ -249,17 +216,12 @@ def _handle() -> ctypes.c_void_p:
     return known[index]
 
 
-class _Descriptors(NamedTuple):
-    """cuDNN's descriptions of the operands and the result, in `Kernel`'s order."""
-
-    first: ctypes.c_void_p
-    second: ctypes.c_void_p
-    out: ctypes.c_void_p
-    conv: ctypes.c_void_p
+_Descriptors = tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
 
 
 @cache
 def _descriptors(kernel: Kernel, b: int, half: bool = False) -> _Descriptors:
+    """Descriptions of the operands in its order, the result and the convolution."""
     conv = kernel.conv
     data, layout = _DATA_TYPES[kernel.dtype], _LAYOUTS[kernel.layout]
     filters = 2 if kernel.kind == "backward_filter" else 1
@@ -279,7 +241,9 @@ def _descriptors(kernel: Kernel, b: int, half: bool = False) -> _Descriptors:
         math = _FMA_MATH
     _call("cudnnSetConvolutionGroupCount", convolution, conv.groups)
     _call("cudnnSetConvolutionMathType", convolution, math)
-    return _Descriptors(first, second, out, convolution)
+    if kernel.kind == "backward_data":
+        first, second = second, first
+    return first, second, out, convolution
 
 
 def _described(what: str, dimensions: str, *values: int) -> ctypes.c_void_p:

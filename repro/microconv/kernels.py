@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import index
 from typing import Any, Protocol
 
@@ -31,16 +31,8 @@ def aligned(count: int) -> int:
 class Convolution:
     """The shape of a two-dimensional cross-correlation, without its batch.
 
-    Attributes:
-        in_channels: C.
-        height: H of the input.
-        width: W of the input.
-        out_channels: K.
-        kernel_size: Rows and columns of a filter, (V, U) in the paper.
-        stride: Rows, columns.
-        padding: Zero rows and columns on each side.
-        dilation: Rows, columns.
-        groups: Must divide C and K.
+    C `in_channels` of `height` × `width`, K `out_channels`; pairs are rows and columns, of
+    `padding` the zeros on each side; `groups` must divide C and K.
 
     Raises:
         ValueError: The output would be empty, or a number is out of range.
@@ -71,20 +63,14 @@ class Convolution:
 
     @classmethod
     def of(cls, module: nn.Conv2d, height: int, width: int) -> "Convolution":
-        """The shape of a module, given the rows and columns of its input.
-
-        Raises:
-            ValueError: Its padding is ``same`` with a filter of even extent, so that one side is
-                padded more than the other.
-        """
+        """The shape of a module, given its input's; ValueError for a one-sided padding."""
         size, dilation = _pair(module.kernel_size), _pair(module.dilation)
         padding = (0, 0) if module.padding == "valid" else module.padding
         if padding == "same":
             sides = [d * (k - 1) for d, k in zip(dilation, size, strict=True)]
             if any(side % 2 for side in sides):
-                raise ValueError(
-                    f"its padding 'same' is not symmetric for {size[0]}×{size[1]} filters"
-                )
+                filters = f"{size[0]}×{size[1]} filters"
+                raise ValueError(f"its padding 'same' is not symmetric for {filters}")
             padding = (sides[0] // 2, sides[1] // 2)
         channels = module.out_channels, size, _pair(module.stride), _pair(padding), dilation
         return cls(module.in_channels, height, width, *channels, module.groups)
@@ -129,24 +115,17 @@ def _pair(values: Any) -> tuple[int, int]:
 class Kernel:
     """One of the three operations of a convolutional layer, with the facts that affect its time.
 
-    Attributes:
-        kind: ``forward``, ``backward_data`` or ``backward_filter``.
-        conv: The layer's shape.
-        dtype: Data type of the tensors, such as ``float32``.
-        device: ``cpu`` or an accelerator, with an index if there are several.
-        layout: ``nchw``, or ``nhwc`` for torch's channels-last format.
-        math: Rounding of a product of two float32: ``ieee`` or ``tf32``; other data types have
-            only ``ieee``.
+    `math` rounds a product of two float32: ``ieee`` or ``tf32``; other types have only ``ieee``.
 
     Raises:
-        ValueError: A value is not one of these.
+        ValueError: A value is not one of its choices.
     """
 
-    kind: str
+    kind: str  # forward, backward_data or backward_filter
     conv: Convolution
-    dtype: str = "float32"
-    device: str = "cpu"
-    layout: str = "nchw"
+    dtype: str = "float32"  # of the tensors
+    device: str = "cpu"  # or an accelerator, with an index if there are several
+    layout: str = "nchw"  # or nhwc, torch's channels-last format
     math: str = "ieee"
 
     def __post_init__(self) -> None:
@@ -166,10 +145,6 @@ class Kernel:
         """The torch data type."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
-
-    def facts(self) -> dict[str, Any]:
-        """Every attribute as plain values, for a key."""
-        return asdict(self)
 
     def shapes(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Shapes of both operands and of the result, for `batch` samples.
@@ -205,15 +180,10 @@ class Kernel:
 
 
 class Backend(Protocol):
-    """A library of convolution algorithms with explicit workspace: the interface.
-
-    Attributes:
-        name: The backend's name.
-        names: Its algorithms' names.
-    """
+    """The interface of a library of convolution algorithms with explicit workspace."""
 
     name: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of its algorithms
 
     def missing(self, device: str) -> str | None:
         """The reason why the backend is unavailable, in one line; None if it is available."""
@@ -242,16 +212,10 @@ def buffers_bytes(buffers: Buffers) -> int:
 
 
 def carve(workspace: Tensor, buffers: Buffers) -> dict[str, Tensor]:
-    """Place tensors of given shapes and types one after the other in a workspace of bytes.
-
-    Raises:
-        ValueError: The workspace is smaller than `buffers_bytes`.
-    """
+    """Place tensors one after the other in a workspace of bytes; ValueError if it is smaller."""
     if workspace.numel() < buffers_bytes(buffers):
-        raise ValueError(
-            f"the workspace has {workspace.numel()} bytes, the buffers {list(buffers)} need "
-            f"{buffers_bytes(buffers)}; give as many as the backend lists for the micro-batch"
-        )
+        needed = f"the buffers {list(buffers)} need {buffers_bytes(buffers)}"
+        raise ValueError(f"the workspace has {workspace.numel()} bytes, {needed}")
     tensors, offset = {}, 0
     for name, (shape, dtype) in buffers.items():
         size = _bytes(shape, dtype)

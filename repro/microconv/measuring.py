@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from repro.microconv import backends
 from repro.microconv.cache import BenchmarkCache, key_of
 from repro.microconv.cudnn import UnsupportedError
 from repro.microconv.kernels import Kernel, Operands, precision
-from repro.microconv.optimize import Candidate, least_workspace
+from repro.microconv.optimize import Candidate, pareto_front
 from repro.microconv.torch_backend import native
 
 # An algorithm this many times slower than one that needs no more workspace is timed once.
@@ -42,14 +41,14 @@ class Trial:
         return statistics.median(self.division_s), statistics.median(self.native_s)
 
     @property
-    def pays(self) -> bool:
-        """Whether the division was faster in every round, or in all but one of seven or more."""
-        return self.slower == 0 or (self.slower == 1 and len(self.native_s) >= _MODEL_ROUNDS)
-
-    @property
     def slower(self) -> int:
         """Number of rounds in which the division was not faster."""
         return sum(a >= b for a, b in zip(self.division_s, self.native_s, strict=True))
+
+    @property
+    def pays(self) -> bool:
+        """Whether the division was faster in every round, or in all but one of seven or more."""
+        return self.slower == 0 or (self.slower == 1 and len(self.native_s) >= _MODEL_ROUNDS)
 
     @property
     def ratio(self) -> float:
@@ -64,17 +63,9 @@ class Trial:
 class Bench:
     """Measures kernels with chosen backends, through a cache, on random operands.
 
-    Args:
-        algorithms: Backends, and algorithms as ``BACKEND:ALGORITHM``; None for all available.
-            Torch's own convolution is always measured.
-        cache: The cache of results.
-        max_error: Leave out algorithms with a larger stated relative error.
-        devices: Devices of one kind, which measure different micro-batch sizes at once (section
-            III-B); none for only the kernel's own.
-
-    Attributes:
-        measured: Number of measured times.
-        cached: Number of times from the cache.
+    `algorithms`, `max_error` and `devices` as in `tune`; torch's own convolution is always
+    measured. The numbers of times that were `measured`, and taken from the cache (`cached`), are
+    counted.
     """
 
     def __init__(
@@ -85,7 +76,7 @@ class Bench:
         devices: Sequence[str] = (),
     ) -> None:
         self.algorithms, self.cache, self.max_error = algorithms, cache, max_error
-        self.devices = tuple(devices)
+        self.devices = devices
         self.measured = self.cached = 0
 
     def candidates(
@@ -93,12 +84,8 @@ class Bench:
     ) -> dict[int, list[Candidate]]:
         """The candidates of a kernel by micro-batch size (step 1 of WR).
 
-        Args:
-            kernel: The kernel.
-            batch: The mini-batch size.
-            sizes: Micro-batch sizes to measure, at most the mini-batch.
-            cap_bytes: Algorithms that need more workspace are neither measured nor returned,
-                except the framework's own convolution.
+        Algorithms that need more workspace than the cap are neither measured nor returned, except
+        the framework's own convolution.
         """
         listings = {b: self._listing(kernel, batch, b, cap_bytes) for b in sorted(sizes)}
         key = key_of(kernel)
@@ -110,7 +97,7 @@ class Bench:
         count = sum(map(len, missing.values()))
         self.measured += count
         self.cached += sum(map(len, listings.values())) - count
-        for b, measured in self._time_at_once(kernel, missing, batch).items() if count else ():
+        for b, measured in self._time_at_once(kernel, batch, missing).items() if count else ():
             self.cache.store_times(key, b, measured)
             known[b] |= measured
         return {
@@ -123,15 +110,12 @@ class Bench:
         }
 
     def least_bytes(self, kernel: Kernel, batch: int, sizes: Iterable[int]) -> int:
-        """The smallest workspace of any division into these sizes, by any algorithm, untimed.
-
-        Torch's own convolution counts, too, divided or not.
-        """
+        """The smallest workspace of any division into these sizes, torch's own included."""
         known = {
             b: [Candidate(n, 0.0, need) for n, need in self._listing(kernel, batch, b).items()]
             for b in sizes
         }
-        return least_workspace(batch, known)
+        return pareto_front(batch, known)[0].workspace_bytes
 
     def _listing(
         self, kernel: Kernel, batch: int, b: int, cap_bytes: int | None = None
@@ -149,14 +133,14 @@ class Bench:
             need = size if b == batch else size + backends.summing_bytes(kernel)
             if name == backends.NATIVE:  # for a whole mini-batch, it returns the output itself
                 need = max(0, size - output) if b == batch else need
-            elif not self._admits(name, kernel) or (cap_bytes is not None and need > cap_bytes):
+            elif not self._allows(name, kernel) or (cap_bytes is not None and need > cap_bytes):
                 continue
             listing[name] = need
         return listing
 
-    def _admits(self, name: str, kernel: Kernel) -> bool:
+    def _allows(self, name: str, kernel: Kernel) -> bool:
         backend, bare_name = backends.find(name)
-        # Both are for float32: a coarser type rounds by more with any algorithm.
+        # Both errors are for float32: a coarser type rounds by more with any algorithm.
         exact = self.max_error is None or backend.error(bare_name, kernel) <= self.max_error
         return exact and self.admits(name)
 
@@ -166,39 +150,39 @@ class Bench:
         return asked is None or name in asked or name.partition(":")[0] in asked
 
     def _time_at_once(
-        self, kernel: Kernel, missing: Mapping[int, Mapping[str, int]], batch: int
+        self, kernel: Kernel, batch: int, missing: Mapping[int, Mapping[str, int]]
     ) -> dict[int, Samples]:
-        """Run `_time` with the sizes distributed among the devices, each in its own thread."""
-        devices = self.devices or (kernel.device,)
-        work = {b: b * len(needs) for b, needs in missing.items() if needs}
-        shares: list[list[int]] = [[] for _ in devices]
+        """Run `_time` with the sizes shared out among the devices, each in its own thread."""
+        wanted = {b: needs for b, needs in missing.items() if needs}
+        if len(self.devices) < 2:
+            return self._time(kernel, batch, wanted)
+        shares: dict[str, list[int]] = {device: [] for device in self.devices}
+        work = {b: b * len(needs) for b, needs in wanted.items()}
         for b in sorted(work, key=lambda b: -work[b]):
-            min(shares, key=lambda share: sum(work[b] for b in share)).append(b)
-
-        def measure(device: str, sizes: Sequence[int]) -> Any:
-            device_kernel = replace(kernel, device=device)
-            wanted = {b: missing[b] for b in sorted(sizes)}
-            return self._time(device_kernel, wanted, device_kernel.tensors(batch))
-
-        jobs = [pair for pair in zip(devices, shares, strict=True) if pair[1]]
-        if len(jobs) == 1:
-            return dict(measure(*jobs[0]))
+            min(shares.values(), key=lambda share: sum(work[b] for b in share)).append(b)
         # Process-wide settings are set here once, so that the first thread to end keeps them.
-        with precision(kernel), _undisturbed(kernel.device), ThreadPoolExecutor(len(jobs)) as pool:
-            parts = [pool.submit(measure, *job) for job in jobs]
+        with precision(kernel), _undisturbed(kernel.device), ThreadPoolExecutor() as pool:
+            parts = [
+                pool.submit(
+                    self._time,
+                    replace(kernel, device=device),
+                    batch,
+                    {b: wanted[b] for b in sorted(sizes)},
+                )
+                for device, sizes in shares.items()
+                if sizes
+            ]
             return {b: times for part in parts for b, times in part.result().items()}
 
     def _time(
-        self,
-        kernel: Kernel,
-        wanted: Mapping[int, Mapping[str, int]],
-        buffers: Operands,
+        self, kernel: Kernel, batch: int, wanted: Mapping[int, Mapping[str, int]]
     ) -> dict[int, Samples]:
         """Time algorithms of several micro-batch sizes in turns, so that slow spells affect all.
 
         `wanted` has their workspace by size and name. An algorithm that fails to run gets no
         sample.
         """
+        buffers = kernel.tensors(batch)
         pairs = [(b, name) for b, needs in wanted.items() for name in needs]
         given = max(backends.given_bytes(name, kernel, b) for b, name in pairs)
         workspace = torch.zeros(given, dtype=torch.uint8, device=kernel.device)
@@ -207,8 +191,8 @@ class Bench:
         with precision(kernel), _undisturbed(kernel.device):
             for (b, name), call in calls.items():
                 try:
-                    self._once(call, kernel)  # the library loads or compiles its code
-                    samples[b][name] = [self._once(call, kernel)]
+                    _once(call, kernel)  # the library loads or compiles its code
+                    samples[b][name] = [_once(call, kernel)]
                 except UnsupportedError:
                     samples[b][name] = []  # listed but refused: not tried again
                 except Exception as error:
@@ -237,13 +221,6 @@ class Bench:
         return samples
 
     @staticmethod
-    def _once(call: Callable[[], object], kernel: Kernel, queued: bool = True) -> float:
-        timed = time_interleaved(
-            {"": call}, warmup=0, repeats=1, device=kernel.device, queued=queued
-        )
-        return timed[""].samples_s[0]
-
-    @staticmethod
     def _call(
         name: str, kernel: Kernel, b: int, buffers: Operands, workspace: torch.Tensor
     ) -> Callable[[], object]:
@@ -260,7 +237,6 @@ class Bench:
         Unlike in `candidates`, both allocate the output anew in each call, and all parts run one
         after the other.
         """
-        key = f"{key_of(kernel)} in turns"
         names = (f"division {list(parts)}", f"native beside {list(parts)}")
 
         def measure() -> Samples:
@@ -283,13 +259,12 @@ class Bench:
                 )
             return {name: list(timing.samples_s) for name, timing in timed.items()}
 
-        division_s, native_s = self._remembered(key, batch, names, measure)
-        return Trial(tuple(division_s), tuple(native_s))
+        return self._remembered(f"{key_of(kernel)} in turns", batch, names, measure)
 
     def _remembered(
-        self, key: str, batch: int, names: Sequence[str], measure: Callable[[], Samples]
-    ) -> list[list[float]]:
-        """Samples of several times from the cache, else measured and stored."""
+        self, key: str, batch: int, names: tuple[str, str], measure: Callable[[], Samples]
+    ) -> Trial:
+        """A trial from the cache, else measured and stored."""
         known: Mapping[str, list[float]] = self.cache.times(key, batch)
         if all(name in known for name in names):
             self.cached += len(names)
@@ -297,7 +272,7 @@ class Bench:
             self.measured += len(names)
             known = measure()
             self.cache.store_times(key, batch, known)
-        return [known[name] for name in names]
+        return Trial(*(tuple(known[name]) for name in names))
 
     def compare_models(
         self,
@@ -308,13 +283,9 @@ class Bench:
     ) -> Trial:
         """Time two forms of a whole model in turns, until one is clearly faster.
 
-        Args:
-            what: Everything else that affects the times, as text.
-            one: Any kernel of the model, for its device and libraries.
-            forms: Install the tuned and the untuned form, untimed.
-            step: Runs the installed form.
+        `forms` install the tuned and the untuned form, untimed; `step` runs it. `one` is any kernel
+        of the model, for its device; `what` everything else that affects the times.
         """
-        key = f"{key_of(one)} {what}"
         names = ("model divided", "native model")
 
         def measure() -> Samples:
@@ -323,7 +294,7 @@ class Bench:
                 pairs = list(zip(names, forms, strict=True))
                 for name, form in pairs if turn % 2 else reversed(pairs):
                     form()
-                    seconds = self._once(step, one, queued=False)
+                    seconds = _once(step, one, queued=False)
                     if turn:  # the first round, which makes buffers and plans, is not counted
                         samples[name].append(seconds)
                 slower = Trial(*map(tuple, samples.values())).slower
@@ -332,17 +303,20 @@ class Bench:
             return samples
 
         with _undisturbed(one.device):
-            divided_s, native_s = self._remembered(key, 1, names, measure)
-        return Trial(tuple(divided_s), tuple(native_s))
+            return self._remembered(f"{key_of(one)} {what}", 1, names, measure)
+
+
+def _once(call: Callable[[], object], kernel: Kernel, queued: bool = True) -> float:
+    timed = time_interleaved({"": call}, warmup=0, repeats=1, device=kernel.device, queued=queued)
+    return timed[""].samples_s[0]
 
 
 @contextmanager
 def _undisturbed(device: str) -> Iterator[None]:
     """Disable the caller's autocast, inference and anomaly mode inside."""
-    kind = torch.device(device).type
     with (
         torch.inference_mode(False),
-        torch.autocast(kind, enabled=False),
+        torch.autocast(torch.device(device).type, enabled=False),
         torch.autograd.set_detect_anomaly(False),
     ):
         yield

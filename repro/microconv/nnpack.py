@@ -7,7 +7,7 @@ gradient is such a pass with flipped filters. The filter gradient is not exporte
 
 import ctypes
 import os
-import platform
+import sys
 import threading
 from functools import cache, partial
 from pathlib import Path
@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 
 from repro.microconv import staging
-from repro.microconv.kernels import (
-    Backend,
-    Convolution,
-    Kernel,
-    Operands,
-    aligned,
-)
+from repro.microconv.kernels import Backend, Convolution, Kernel, Operands, aligned
 
 # enum nnp_convolution_algorithm
 ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3, "implicit_gemm": 4}
@@ -39,10 +33,7 @@ class _Padding(ctypes.Structure):
 
 
 class NNPACKBackend(Backend):
-    """Runs NNPACK's tiled FFT, Winograd and implicit GEMM with torch's number of threads.
-
-    Groups and 16-bit types are staged for it; see `staging`.
-    """
+    """Runs NNPACK's tiled FFT, Winograd and implicit GEMM with torch's number of threads."""
 
     name = "nnpack"
     names = tuple(ALGORITHMS)
@@ -83,11 +74,7 @@ class NNPACKBackend(Backend):
 
 
 def _run(algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
-    """Compute a micro-batch of one group in float32.
-
-    Raises:
-        RuntimeError: NNPACK fails.
-    """
+    """Compute a micro-batch of one group in float32."""
     first, filters, out = operands
     shape = _forward_shape(kernel)
     assert shape is not None
@@ -104,10 +91,7 @@ def _run(algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) 
     size = ctypes.c_size_t(workspace.numel() - flipped)
     status = _call(algorithm, shape, len(first), (*pointers, workspace.data_ptr() + flipped), size)
     if status:
-        raise RuntimeError(
-            f"nnpack: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
-            f"of {len(first)}, with status {status} of nnpack.h"
-        )
+        raise RuntimeError(f"nnpack: {algorithm} of {kernel} failed, status {status} of nnpack.h")
 
 
 def _forward_shape(kernel: Kernel) -> Convolution | None:
@@ -143,11 +127,9 @@ def _zeros(count: int) -> Tensor:
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or the reason why it is unavailable."""
-    ending = {"Darwin": "dylib", "Windows": "dll"}.get(platform.system(), "so")
-    prefix = "" if ending == "dll" else "lib"
-    path = Path(torch.__file__).parent / "lib" / f"{prefix}torch_cpu.{ending}"
+    ending = "dylib" if sys.platform == "darwin" else "so"
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{ending}"))
         initialize, convolution = library.nnp_initialize, library.nnp_convolution_output
         create = library.pthreadpool_create
     except (OSError, AttributeError) as problem:
@@ -183,21 +165,15 @@ def _call(
     pointers: tuple[int | None, ...],
     size: ctypes.c_size_t,
 ) -> int:
-    """Call NNPACK with pointers to input, filters, bias, output and workspace; return its status.
-
-    Without pointers it sets `size` to the needed bytes of workspace.
-    """
+    """Call NNPACK; return its status. Without pointers it sets `size` to the needed workspace."""
     library, problem = _load()
     if library is None:
         raise RuntimeError(problem)
     (rows, columns), (v, u) = shape.padding, shape.kernel_size
-    channels = shape.in_channels, shape.out_channels
+    given = ALGORITHMS[algorithm], b, shape.in_channels, shape.out_channels
     sizes = _Size(shape.width, shape.height), _Padding(rows, columns, rows, columns), _Size(u, v)
     with _pool_lock:
         pool = _pool(torch.get_num_threads(), os.getpid())
-        call = library.nnp_convolution_output
-        number = ALGORITHMS[algorithm]
-        status: int = call(
-            number, b, *channels, *sizes, *pointers, ctypes.byref(size), 0, None, pool, None
-        )
+        end = ctypes.byref(size), 0, None, pool, None
+        status: int = library.nnp_convolution_output(*given, *sizes, *pointers, *end)
     return status

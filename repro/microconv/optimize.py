@@ -22,12 +22,7 @@ W = TypeVar("W", "Candidate", "Division")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A micro-configuration: an algorithm for one micro-batch, with its time and workspace.
-
-    Attributes:
-        algorithm: Its name.
-        time_s: Measured seconds of one micro-batch.
-        workspace_bytes: Bytes of workspace that it needs.
+    """A micro-configuration: an algorithm for one micro-batch, with its seconds and workspace.
 
     Raises:
         ValueError: A negative or non-finite time, or a workspace that is no integer >= 0.
@@ -48,20 +43,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Division:
-    """A configuration: the micro-batches of a mini-batch, each with its algorithm.
+    """A configuration: the micro-batches of a mini-batch, each with its algorithm."""
 
-    Attributes:
-        time_s: Sum over the parts, seconds.
-        workspace_bytes: Maximum over the parts, which share one workspace.
-        parts: (micro-batch size, algorithm) in the order of execution, largest first.
-
-    Raises:
-        ValueError: The workspace is no whole number >= 0.
-    """
-
-    time_s: float
-    workspace_bytes: int
-    parts: list[tuple[int, str]]
+    time_s: float  # sum over the parts, seconds
+    workspace_bytes: int  # maximum over the parts, which share one workspace
+    parts: list[tuple[int, str]]  # (micro-batch size, algorithm) as executed, largest first
 
     def __post_init__(self) -> None:
         count = limit_of(self.workspace_bytes, "workspace_bytes of a division")
@@ -78,22 +64,18 @@ Candidates = Mapping[int, Sequence[Candidate]]
 def micro_batch_sizes(batch: int, policy: str) -> list[int]:
     """Micro-batch sizes that a policy considers (section III-B), ascending.
 
-    Args:
-        batch: The mini-batch size B.
-        policy: ``all`` for 1 to B, ``powerOfTwo`` for the powers of two and B itself,
-            ``undivided`` for B alone.
-
-    Raises:
-        ValueError: `batch` is below 1 or the policy unknown.
+    Of a mini-batch of B ``all`` takes 1 to B, ``powerOfTwo`` the powers of two and B itself,
+    ``undivided`` B alone. ValueError for another policy or a `batch` below 1.
     """
     batch = batch_of(batch)
-    if policy == "all":
-        return list(range(1, batch + 1))
-    if policy == "powerOfTwo":
-        return sorted({2**k for k in range(batch.bit_length())} | {batch})
-    if policy == "undivided":
-        return [batch]
-    raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
+    sizes: dict[str, Iterable[int]] = {
+        "all": range(1, batch + 1),
+        "powerOfTwo": {2**k for k in range(batch.bit_length())} | {batch},
+        "undivided": (batch,),
+    }
+    if policy not in sizes:
+        raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
+    return sorted(sizes[policy])
 
 
 def best_division(batch: int, candidates: Candidates, limit_bytes: int | None = None) -> Division:
@@ -107,8 +89,8 @@ def best_division(batch: int, candidates: Candidates, limit_bytes: int | None = 
         limit_bytes: Workspace M that every part must fit into; None for no limit.
 
     Raises:
-        ValueError: There are no candidates, their sizes cannot sum to the mini-batch, or nothing
-            fits: then the message states the smallest sufficient limit.
+        ValueError: The sizes cannot sum to the mini-batch, or nothing fits: then the message states
+            the smallest sufficient limit.
     """
     return pareto_front(batch, candidates, limit_bytes)[-1]
 
@@ -142,9 +124,10 @@ def pareto_front(
                 f"no sum of the micro-batch sizes {[*usable]} gives the mini-batch {batch}; add "
                 f"candidates of other sizes"
             )
+        least = pareto_front(batch, usable)[0].workspace_bytes
         raise ValueError(
             f"no division of the mini-batch of {batch} fits into {limit_bytes} bytes of workspace; "
-            f"the smallest limit that would work is {least_workspace(batch, usable)} bytes"
+            f"the smallest limit that would work is {least} bytes"
         )
     # WR, step 3: c(B) of each limit. D keeps those that no smaller workspace equals in time.
     front: list[Division] = []
@@ -164,8 +147,7 @@ def _wr(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Steps 1 and 2 of WR (section III-B) at every workspace limit M at once.
 
-    Returns:
-        T_μ, shape (sizes, limits), and T, shape (B + 1, limits); infinite where nothing fits.
+    T_μ has shape (sizes, limits), T (B + 1, limits); infinite where nothing fits.
     """
     # Step 1: T_μ(b), the fastest micro-configuration of b samples within M.
     sizes = np.array([*usable])
@@ -226,25 +208,15 @@ def desirable(ways: Iterable[W]) -> list[W]:
 
 def _usable(batch: int, candidates: Candidates) -> dict[int, list[Candidate]]:
     """The desirable candidates of at most a mini-batch, by ascending size."""
-    for size in candidates:
-        if not is_whole(size, 1):
-            raise ValueError(
-                f"candidates have a micro-batch size {size}; it must be a whole number from 1"
-            )
+    if wrong := [size for size in candidates if not is_whole(size, 1)]:
+        told = "it must be a whole number from 1"
+        raise ValueError(f"candidates have a micro-batch size {wrong[0]}; {told}")
     known = {int(size): ways for size, ways in candidates.items() if size <= batch and ways}
     if not known:
         raise ValueError(
             f"no candidate has a micro-batch of at most {batch}; measure at least one algorithm"
         )
     return {size: desirable(known[size]) for size in sorted(known)}
-
-
-def least_workspace(batch: int, candidates: Candidates) -> int:
-    """The smallest workspace in bytes of any division of the mini-batch.
-
-    Arguments and errors as in `best_division`.
-    """
-    return pareto_front(batch, candidates)[0].workspace_bytes
 
 
 def assign_workspaces(
@@ -261,16 +233,14 @@ def assign_workspaces(
         total_bytes: Workspace M, divided among all kernels.
 
     Raises:
-        ValueError: The total is no number of bytes, a kernel has no division, or even the smallest
-            divisions exceed the total: the message states the smallest sufficient total and the
-            kernel with the largest part of it.
+        ValueError: A kernel has no division, or even the smallest divisions exceed the total: the
+            message states the smallest sufficient total.
         RuntimeError: The solver stopped without an optimum.
     """
     total_bytes = limit_of(total_bytes, "total_bytes")
-    for kernel, divisions in fronts.items():
-        if not divisions:
-            raise ValueError(f"kernel {kernel!r} has no division; give its pareto_front")
     options = {kernel: desirable(divisions) for kernel, divisions in fronts.items()}
+    if empty := [kernel for kernel, divisions in options.items() if not divisions]:
+        raise ValueError(f"kernel {empty[0]!r} has no division; give its pareto_front")
     least = {kernel: divisions[0].workspace_bytes for kernel, divisions in options.items()}
     if (room := total_bytes - sum(least.values())) < 0:
         largest = max(least, key=lambda kernel: least[kernel])
@@ -308,11 +278,7 @@ def _programme(
 ) -> list[int]:
     """Solve equations 1 to 4 of section III-C; return the variables x_kc that are 1, ascending.
 
-    Args:
-        costs: T_k(c) by variable.
-        needs: M_k(c) by variable, integers.
-        rows: The index of k by variable, ascending.
-        room: M.
+    By variable `costs` are T_k(c), `needs` M_k(c), and `rows` k, ascending; `room` is M.
     """
     index = _worth_considering(costs, np.array(needs, dtype=float), rows, room)
     only = np.bincount(rows[index])[rows[index]] == 1  # the only division of its kernel
@@ -350,11 +316,10 @@ def _worth_considering(
 ) -> np.ndarray[Any, Any]:
     """Indices of the variables that an optimal assignment may contain, by a Lagrangian bound.
 
-    Let a byte cost λ >= 0. An assignment within M bytes takes at least L = Σ_k p_k - λ M, with p_k
-    the cheapest T + λ M_k of kernel k; with a division c it takes more by at least the excess of c
-    over p_k. If this exceeds a known assignment's time, no better assignment contains c. Any λ is
-    valid. The linear programme without equation 4 gives the λ with the highest L; its solution,
-    rounded down to fewer bytes, is the known assignment. Without this, solving takes ten times as
+    Let a byte cost λ >= 0, such as in the linear programme without equation 4. An assignment
+    within M bytes takes at least L = Σ_k p_k - λ M, with p_k the cheapest T + λ M_k of kernel k;
+    with a division c it takes more by at least the excess of c over p_k. If this exceeds a known
+    assignment's time, no better assignment contains c. Without this, solving takes ten times as
     long.
     """
     first = np.flatnonzero(np.diff(rows, prepend=-1))  # each kernel's smallest division

@@ -11,12 +11,7 @@ MIB = 2**20
 
 
 class WorkspaceLimitError(ValueError):
-    """Kernels cannot be held to a workspace limit.
-
-    Attributes:
-        least_bytes: The smallest sufficient limit.
-        kernels: By layer and kind, the smallest workspace of each kernel that does not fit.
-    """
+    """Kernels cannot be held to a limit: `least_bytes` would do; `kernels` have their own least."""
 
     def __init__(self, limit_bytes: int, mode: str, kernels: dict[str, int], least: int) -> None:
         self.least_bytes, self.kernels = least, kernels
@@ -32,88 +27,41 @@ class WorkspaceLimitError(ValueError):
 
 @dataclass(frozen=True)
 class KernelReport:
-    """The outcome for one kernel of one layer.
+    """The outcome for one kernel of one layer; times are medians in seconds."""
 
-    Attributes:
-        layer: Name in the model.
-        kernel: The kernel.
-        batch: The mini-batch size.
-        division: The division that runs; None if the kernel is left to torch.
-        time_s: Median seconds of the division, or of torch's own convolution, allocating its
-            result as in a step.
-        native_s: Median seconds of torch's own convolution, measured in turns with the division.
-        native_bytes: Measured bytes that torch's own convolution allocates internally.
-        error: The largest stated error of its algorithms, relative to the largest magnitude of the
-            result; see `backends.stated_error`.
-        needed: Whether torch's own convolution would exceed the limit, so that the kernel runs
-            divided even if that is slower.
-    """
-
-    layer: str
+    layer: str  # its name in the model
     kernel: Kernel
-    batch: int
-    division: Division | None
-    time_s: float
-    native_s: float
-    native_bytes: int
-    error: float
-    needed: bool = False
+    batch: int  # the mini-batch size
+    division: Division | None  # that runs; None if the kernel is left to torch
+    time_s: float  # of the division, or of torch's own convolution, allocating its result
+    native_s: float  # of torch's own convolution, in turns with the division
+    native_bytes: int  # measured, that torch's own convolution allocates internally
+    error: float  # the largest stated one of its algorithms; see `stated_error`
+    needed: bool = False  # whether torch's own would exceed the limit: it runs even if slower
 
     @property
     def workspace_bytes(self) -> int:
         """Temporary bytes of the kernel in its current form."""
         return self.division.workspace_bytes if self.division else self.native_bytes
 
-    def row(self) -> tuple[str, ...]:
-        """Its line of a report's table."""
-        division = self.division
-        what = self.layer, self.kernel.kind, str(self.batch), str(division or "torch's own")
-        times = (f"{1e3 * seconds:.2f}" for seconds in (self.time_s, self.native_s))
-        taken = f"{division.workspace_bytes / MIB:.2f}" if division else "–"
-        ratio = _ratio(self.native_s, self.time_s)
-        return (*what, *times, ratio, taken, f"{self.native_bytes / MIB:.2f}")
-
-
-def _ratio(slower_s: float, faster_s: float) -> str:
-    return f"{slower_s / faster_s:.2f}×" if faster_s else "–"
-
 
 @dataclass
 class TuningReport:
-    """The outcome of `tune`.
+    """The outcome of `tune`; as text, a table of layers, unchanged layers, time and memory."""
 
-    Attributes:
-        mode: ``WR`` or ``WD``.
-        policy: Policy for the micro-batch sizes.
-        limit_bytes: Workspace limit, of each kernel (WR) or of all (WD).
-        strict: Whether the limit applies to torch's own convolutions, too.
-        model: Times of the whole model, tuned and untuned, round by round; None if nothing is
-            tuned or no gain was required.
-        untied: Layers left to torch since they do not make the whole model faster.
-        kernels: One entry for each kernel of each layer, in the order of first use.
-        skipped: By unchanged layer, the reason.
-        unavailable: A line for each unavailable backend.
-        allocated_bytes: Workspace that the model holds now.
-        measured: Number of measured times.
-        cached: Number of times from the cache.
-        benchmark_s: Seconds spent measuring.
-        optimise_s: Seconds spent in the dynamic and integer programmes.
-    """
-
-    mode: str
-    policy: str
-    limit_bytes: int
-    strict: bool = True
+    mode: str  # WR or WD
+    policy: str  # for the micro-batch sizes
+    limit_bytes: int  # workspace limit, of each kernel (WR) or of all (WD)
+    strict: bool = True  # whether the limit applies to torch's own convolutions, too
+    # Times of the whole model, tuned and untuned; None if nothing is tuned or no gain was required.
     model: Trial | None = None
-    untied: list[str] = field(default_factory=list)
-    kernels: list[KernelReport] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    unavailable: list[str] = field(default_factory=list)
-    allocated_bytes: int = 0
-    measured: int = 0
-    cached: int = 0
-    benchmark_s: float = 0.0
-    optimise_s: float = 0.0
+    untied: list[str] = field(default_factory=list)  # layers that do not make the model faster
+    kernels: list[KernelReport] = field(default_factory=list)  # in the order of first use
+    skipped: dict[str, str] = field(default_factory=dict)  # by unchanged layer, the reason
+    unavailable: list[str] = field(default_factory=list)  # a line for each such backend
+    allocated_bytes: int = 0  # workspace that the model holds now
+    measured: int = 0  # number of measured times
+    cached: int = 0  # number of times from the cache
 
     @property
     def time_s(self) -> float:
@@ -132,22 +80,18 @@ class TuningReport:
         return max(needs, default=0) if self.mode == "WR" else sum(needs)
 
     def __str__(self) -> str:
-        header = ("layer", "kernel", "N", "runs as", "ms", "torch ms", "ratio", "MiB", "torch MiB")
-        rows = [header, *(entry.row() for entry in self.kernels)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        sides = "<<><>>>>>"
-        lines = [
-            "  ".join(f"{c:{side}{n}}" for c, side, n in zip(row, sides, widths, strict=True))
-            for row in rows
-        ]
+        lines = [f"{'layer, kernel':40} {'ms':>9} {'torch ms':>9} {'MiB':>8}  runs as"]
+        for e in self.kernels:
+            times = f"{1e3 * e.time_s:9.2f} {1e3 * e.native_s:9.2f}"
+            runs_as = e.division or "torch's own"
+            form = f"{e.workspace_bytes / MIB:8.2f}  {runs_as}"
+            lines.append(f"{f'{e.layer} {e.kernel.kind}':40} {times} {form}")
         each = "for each kernel" if self.mode == "WR" else "in all"
         lines += [
-            f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms "
-            f"({_ratio(self.native_s, self.time_s)})",
+            f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms",
             f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}; "
             f"{self.allocated_bytes / MIB:.2f} MiB allocated",
-            f"{self.measured} times measured in {self.benchmark_s:.2f} s, {self.cached} from the "
-            f"cache; optimised in {1e3 * self.optimise_s:.1f} ms",
+            f"{self.measured} times measured, {self.cached} from the cache",
         ]
         if self.model is not None:
             tuned_s, untuned_s = self.model.medians_s
@@ -163,7 +107,3 @@ class TuningReport:
         lines += [f"left as it is: {name}: {reason}" for name, reason in self.skipped.items()]
         lines += [f"not available: {problem}" for problem in self.unavailable]
         return "\n".join(lines)
-
-    def summary(self) -> None:
-        """Print the table of layers, the unchanged layers, and time and memory."""
-        print(self)

@@ -29,11 +29,7 @@ class NotTunableError(ValueError):
 
 
 def check_model(model: Any, function: str) -> None:
-    """Refuse anything but a module.
-
-    Raises:
-        NotTunableError: `model` is no module.
-    """
+    """Refuse anything but a module by NotTunableError."""
     if not isinstance(model, nn.Module):
         kind = getattr(model, "__name__", type(model).__name__)
         raise NotTunableError(
@@ -43,11 +39,7 @@ def check_model(model: Any, function: str) -> None:
 
 
 def check_tunable(model: Any) -> None:
-    """Refuse anything but a module, and modes that would change the convolutions' times.
-
-    Raises:
-        NotTunableError: `model` is no module, or such a mode is active.
-    """
+    """Refuse anything but a module, and modes that would change the convolutions' times."""
     check_model(model, "tune")
     if modes := _get_current_dispatch_mode_stack():
         inside = ", ".join(dict.fromkeys(type(mode).__module__ for mode in modes))
@@ -111,6 +103,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _ineligible(module: nn.Module) -> str | None:
+    """The reason why a layer is left to torch, None if it can be tuned."""
     if type(module) is not nn.Conv2d:
         name = type(module).__name__
         name = torch.typename(module) if name == "Conv2d" else name  # torch has other Conv2d
@@ -127,13 +120,7 @@ def record_calls(
 ) -> tuple[list[Call], dict[str, str], list[Untunable]]:
     """Run the sample; return eligible calls, reasons against other layers, and their calls.
 
-    Args:
-        model: The model, restored afterwards; see `undisturbed`.
-        sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments.
-        training: Whether to include kernels of the backward pass.
-
-    Raises:
-        NotTunableError: The model cannot be called with this sample, or has lazy layers.
+    The model is restored afterwards; see `undisturbed`. `training` includes the backward pass.
     """
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         raise NotTunableError("the model has lazy layers; run it once with a sample, then tune it")
@@ -172,15 +159,7 @@ def record_calls(
         hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
     try:
         with undisturbed(model, sample_input), torch.set_grad_enabled(training):
-            try:
-                run_sample(model, sample_input)
-            except (TypeError, AttributeError) as problem:
-                reason = str(problem).partition("\n")[0]
-                raise NotTunableError(
-                    f"the model cannot be called with the sample, a {type(sample_input).__name__}: "
-                    f"{reason}. Give what the model is called with, and no labels: a tensor, a "
-                    "tuple or list of positional arguments, or a dictionary of keyword arguments"
-                ) from problem
+            run_sample(model, sample_input)
     finally:
         for hook in hooks:
             hook.remove()
@@ -234,10 +213,8 @@ def _reason(module: nn.Module, input: Any) -> str | None:
 def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
     """Restore at the end all state that runs of the model may change, even after an error.
 
-    That is: generators of Python, numpy and torch, including modules' own; modules' attributes
-    (modes, counters, hooks, parameters and buffers that were replaced, added or removed) and the
-    elements of their containers; values and ``requires_grad`` of parameters, buffers and the
-    sample; parameters' gradients; the default data type. Not: a function's cache or a file.
+    Besides `untouched`: all attributes of modules, torch's own included, such as hooks; the sample;
+    ``requires_grad``; the default data type. Not: a function's cache or a file.
     """
     held = _Sample(sample)
     kept = [

@@ -1,10 +1,7 @@
 """Grouped and 16-bit kernels by algorithms that support neither: one group at a time.
 
 A group's operands are copied to buffers of the workspace, 16-bit types as float32, and computed
-there. In the terms of section III-D this is PSEUDO_HALF: data of 16 bits, products and sums in
-float32.
-
-Differs from the paper: the copies take workspace and time, unlike cuDNN's own conversion.
+there: PSEUDO_HALF of section III-D. Differs from the paper: the copies take workspace and time.
 """
 
 from collections.abc import Callable
@@ -59,11 +56,8 @@ def run(
 ) -> None:
     """Compute a kernel group by group, or at once if it need not be staged.
 
-    Args:
-        kernel: The kernel.
-        operands: See `backends.run`; a filter gradient accumulates in its own precision.
-        workspace: Its first `nbytes` are for staging.
-        compute: Called with the kernel of a group, its operands and the rest of the workspace.
+    The workspace's first `nbytes` are for staging; `compute` is called with the kernel of a group,
+    its operands and the rest. A filter gradient accumulates in its own precision.
     """
     if not is_staged(kernel):
         compute(kernel, operands, workspace)

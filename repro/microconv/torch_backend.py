@@ -30,11 +30,9 @@ _WRITTEN: dict[str, Algorithm] = {
 class TorchBackend(Backend):
     """Runs the algorithms of this package on any device, and ``native``, torch's own convolution.
 
-    Groups and 16-bit types are staged for the package's algorithms; see `staging`.
-
     Allocations inside ``native`` (reordered copies on a CPU, cuDNN's workspace on a GPU) are
-    measured, and count as its workspace. Every size is measured, since a library may choose another
-    algorithm, with other workspace, for a smaller size.
+    measured at every size, and count as its workspace: a library may choose another algorithm for
+    a smaller size.
     """
 
     name = "torch"
@@ -44,11 +42,9 @@ class TorchBackend(Backend):
         """The versions of torch and of cuDNN or oneDNN, which ``native`` calls."""
         kind = torch.device(device).type
         if kind == "cuda":
-            cudnn = torch.backends.cudnn
-            search = (
-                f"{cudnn.enabled}, benchmark {cudnn.benchmark}, deterministic {cudnn.deterministic}"
-            )
-            return f"torch {torch.__version__}, cudnn {cudnn.version()}, {search}"
+            own = torch.backends.cudnn
+            search = f"{own.enabled}, benchmark {own.benchmark}, deterministic {own.deterministic}"
+            return f"torch {torch.__version__}, cudnn {own.version()}, {search}"
         if kind != "cpu":
             return f"torch {torch.__version__}"
         onednn = torch.backends.mkldnn.enabled
@@ -96,10 +92,7 @@ class TorchBackend(Backend):
 
 @cache
 def native_workspace(kernel: Kernel, b: int, _threads: int) -> int:
-    """Measured bytes that torch's own convolution allocates for `b` samples by `_threads` threads.
-
-    They include its result, which in a division is a buffer besides the output.
-    """
+    """Measured bytes that torch's own convolution allocates, its result included."""
     first, second, out = kernel.tensors(b)
     native(kernel, first, second, like=out)
     return aligned(peak_allocation(lambda: native(kernel, first, second, like=out), kernel.device))
@@ -121,13 +114,9 @@ def native(
 ) -> Tensor:
     """Compute a kernel by the framework's own convolution and return the result.
 
-    Args:
-        kernel: The kernel.
-        first: First operand; see `Kernel.shapes`.
-        second: Second operand.
-        bias: Shape (K,), added to a forward pass.
-        like: For a gradient, a tensor of the result's shape, such as the input itself. Its values
-            are not used, but torch requires it, and copies it if its layout differs.
+    A `bias` of shape (K,) is added to a forward pass. For a gradient, `like` is a tensor of the
+    result's shape, such as the input itself: torch requires it, and copies it if its layout
+    differs, but does not use its values.
     """
     conv = kernel.conv
     shape = (conv.stride, conv.padding, conv.dilation)

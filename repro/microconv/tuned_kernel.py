@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from repro.measure import accelerator
 from repro.microconv import backends
@@ -27,10 +28,6 @@ class Workspace:
 
     One kernel uses a segment at a time: on a CPU a second thread waits for its turn; on an
     accelerator a second stream waits for the first stream's work, and the host does not wait.
-
-    Args:
-        device: The device.
-        size: Bytes; see `reserve`.
     """
 
     def __init__(self, device: str, size: int = 0) -> None:
@@ -78,22 +75,14 @@ def _capturing(device: torch.device) -> bool:
 
 @dataclass
 class TunedKernel:
-    """One kernel of a layer, with its division.
-
-    Attributes:
-        kernel: The kernel.
-        batch: The tuned mini-batch size.
-        workspace: Workspace shared with other kernels.
-        offset: Start of its segment in the workspace.
-        division: Its division; None leaves the kernel to torch.
-        candidates: Candidates of the division; other batch sizes are divided from them.
-    """
+    """One kernel of a layer, with its division."""
 
     kernel: Kernel
-    batch: int
-    workspace: Workspace
-    offset: int = 0
-    division: Division | None = None
+    batch: int  # the tuned mini-batch size
+    workspace: Workspace  # shared with other kernels
+    offset: int = 0  # start of its segment in the workspace
+    division: Division | None = None  # None leaves the kernel to torch
+    # Of the division; other batch sizes are divided from them.
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
     _others: dict[int, Parts | None] = field(default_factory=dict, repr=False)
 
@@ -137,18 +126,29 @@ class TunedKernel:
         bias: Tensor | None = None,
         like: Tensor | None = None,
     ) -> Tensor:
-        """Compute the kernel for a mini-batch of any size into a new tensor; see `native`."""
-        parts = self.parts(len(first))
+        """Compute the kernel for a mini-batch of any size into a new tensor; see `native`.
+
+        Torch's own convolution runs for operands that do not match: a graph may be run with any.
+        """
+        kernel, batch = self.kernel, len(first)
+        matches = (
+            not isinstance(first, FakeTensor)
+            and batch > 0
+            and (tuple(first.shape), tuple(second.shape)) == kernel.shapes(batch)[:2]
+            and first.dtype == second.dtype == kernel.torch_dtype
+            and str(first.device) == str(second.device) == kernel.device
+        )
+        parts = self.parts(batch) if matches else None
         if parts is not None and deterministic():
-            allowed = all(backends.permitted(name, self.kernel) for _, name in parts)
+            allowed = all(backends.permitted(name, kernel) for _, name in parts)
             parts = parts if allowed else None
-        if parts is None or parts == [(len(first), backends.NATIVE)]:
-            return native(self.kernel, first, second, bias, like)
-        shape, layout = self.kernel.shapes(len(first))[2], FORMATS[self.kernel.layout]
+        if parts is None or parts == [(batch, backends.NATIVE)]:
+            return native(kernel, first, second, bias, like)
+        shape, layout = kernel.shapes(batch)[2], FORMATS[kernel.layout]
         out = torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=layout)
         first, second = (t.contiguous(memory_format=layout) for t in (first, second))
         with self.workspace.segment(self.offset, self.segment_bytes) as segment:
-            backends.run_division(parts, self.kernel, first, second, out, segment, bias)
+            backends.run_division(parts, kernel, first, second, out, segment, bias)
         return out
 
 

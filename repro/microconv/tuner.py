@@ -2,9 +2,8 @@
 
 import json
 import math
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -36,11 +35,7 @@ Layers = list[tuple[Call, dict[str, TunedKernel]]]
 
 
 def untune(model: nn.Module) -> nn.Module:
-    """Restore torch's own convolution in every tuned layer of a model; return the model.
-
-    Raises:
-        NotTunableError: `model` is no module.
-    """
+    """Restore torch's own convolution in every tuned layer of a model; return the model."""
     check_model(model, "untune")
     for module in model.modules():
         uninstall(module)
@@ -48,13 +43,7 @@ def untune(model: nn.Module) -> nn.Module:
 
 
 class Tuner:
-    """One call of `tune`: measure, optimise, try, and install.
-
-    Args:
-        report: Has the mode, the policy and the limit; results are filled in.
-        bench: Measures on the device of the model's convolutions.
-        min_gain: See `tune`.
-    """
+    """One call of `tune`; `report` has the mode, policy and limit, and is filled in."""
 
     def __init__(self, report: TuningReport, bench: Bench, min_gain: float) -> None:
         self.report, self.bench, self.min_gain = report, bench, min_gain
@@ -73,86 +62,68 @@ class Tuner:
         sample: Any,
         training: bool,
     ) -> None:
-        """Tune all calls and install the result in their modules; the limit includes the others.
-
-        Raises:
-            WorkspaceLimitError: `strict`, and the limit cannot be met; the model is unchanged.
-        """
+        """Tune all calls and install the result in their modules; the limit includes the others."""
         report = self.report
         tasks = [(call.name, (kernel, call.batch)) for call in calls for kernel in call.kernels()]
         if report.strict:
             with undisturbed(model, sample):
-                self._measure_others(others, training)
-        with self._timed("benchmark_s"):
-            self._measure(list(dict.fromkeys(key for _, key in tasks)))
+                for other in others:
+                    for pass_, taken in other.temporary_bytes(training).items():
+                        name = f"{other.name} {pass_}"
+                        self.others[name] = max(taken, self.others.get(name, 0))
+        for kernel, batch in dict.fromkeys(key for _, key in tasks):  # step 1 of WR
+            sizes = micro_batch_sizes(batch, report.policy)
+            ways = self.bench.candidates(kernel, batch, sizes, report.limit_bytes)
+            self.measured[kernel, batch] = ways
         # Under WD the workspace of a division that fails its trial is reassigned by solving again.
         for _ in range(_ROUNDS if report.mode == "WD" else 1):
-            with self._timed("optimise_s"):
-                divisions = self._wr(tasks) if report.mode == "WR" else self._wd(tasks)
-            with self._timed("benchmark_s"):
-                pairs = zip(tasks, divisions, strict=True)
-                chosen = [self._try(*task, division) for task, division in pairs]
+            divisions = self._wr(tasks) if report.mode == "WR" else self._wd(tasks)
+            pairs = list(zip(tasks, divisions, strict=True))
+            chosen = [self._try(*task, division) for task, division in pairs]
             failed = {
                 (key, str(division))
-                for (_, key), division, entry in zip(tasks, divisions, chosen, strict=True)
+                for ((_, key), division), entry in zip(pairs, chosen, strict=True)
                 if division is not None and entry.division is None
             }
             if failed <= self.failed:
                 break
             self.failed |= failed
-        with self._timed("benchmark_s"):
-            report.kernels = self._settle(model, calls, chosen, sample, training)
+        remaining = iter(chosen)
+        layers = [[next(remaining) for _ in call.kinds] for call in calls]
+        made = self._make(calls, layers)  # before the model is changed: memory may run out
+        if self.min_gain >= 0:
+            with undisturbed(model, sample):  # restores an earlier tuning if the model raises
+                untune(model)
+                step = partial(training_step, model, sample, training)
+                layers = self._paying(model, calls, layers, step)
+            made = self._make(calls, layers)
+        _install(model, made)
+        report.allocated_bytes = made[0][1]["forward"].workspace.size if made else 0
+        divided = {call.name for call, _ in made}
+        report.skipped |= {c.name: self._reason(c) for c in calls if c.name not in divided}
+        report.kernels = [entry for entries in layers for entry in entries]
         report.measured, report.cached = self.bench.measured, self.bench.cached
 
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        setattr(self.report, name, getattr(self.report, name) + time.perf_counter() - start)
-
-    def _measure_others(self, others: Sequence[Untunable], training: bool) -> None:
-        for other in others:
-            for pass_, taken in other.temporary_bytes(training).items():
-                name = f"{other.name} {pass_}"
-                self.others[name] = max(taken, self.others.get(name, 0))
-
-    def _measure(self, keys: Sequence[_Key]) -> None:
-        """Step 1 of WR for every kernel."""
-        for kernel, batch in keys:
-            sizes = micro_batch_sizes(batch, self.report.policy)
-            limit = self.report.limit_bytes
-            self.measured[kernel, batch] = self.bench.candidates(kernel, batch, sizes, limit)
-
     def _wr(self, tasks: Sequence[_Task]) -> list[Division | None]:
-        """WR: a division for each kernel, None for torch's own undivided convolution.
-
-        Raises:
-            WorkspaceLimitError: `strict`, and a kernel exceeds the limit.
-        """
-        solved = {key: self._best(key) for key in dict.fromkeys(key for _, key in tasks)}
+        """WR: a division for each kernel, None for torch's own undivided convolution."""
+        report = self.report
+        solved: dict[_Key, Division | None] = {}
+        for key in dict.fromkeys(key for _, key in tasks):
+            front = self._within(key, self._divisible(key))
+            too_much = self._native(key).workspace_bytes > report.limit_bytes
+            if not front and report.strict and too_much:
+                self.own_divided.add(key)
+                front = self._within(key, self.measured[key])
+            if not front:
+                self.unfit.add(key)
+            solved[key] = front[-1] if front else None
         taken = [*self.others.values(), *(self._native(k).workspace_bytes for k in self.unfit)]
-        if self.report.strict and max(taken, default=0) > self.report.limit_bytes:
+        if report.strict and max(taken, default=0) > report.limit_bytes:
             raise self._refusal(tasks)
         return [solved[key] for _, key in tasks]
 
-    def _best(self, key: _Key) -> Division | None:
-        """The fastest division within the limit (WR), None if nothing fits."""
-        front = self._within(key, self._divisible(key))
-        too_much = self._native(key).workspace_bytes > self.report.limit_bytes
-        if not front and self.report.strict and too_much:
-            self.own_divided.add(key)
-            front = self._within(key, self.measured[key])
-        if not front:
-            self.unfit.add(key)
-            return None
-        return front[-1]
-
     def _wd(self, tasks: Sequence[_Task]) -> list[Division | None]:
-        """WD: as in `_wr`, with one limit for all kernels.
-
-        Raises:
-            WorkspaceLimitError: `strict`, and the kernels exceed the limit.
-        """
+        """WD: as in `_wr`, with one limit for all kernels."""
         strict = self.report.strict
         limit = self.report.limit_bytes - (sum(self.others.values()) if strict else 0)
         whole: dict[_Key, Division] = {}
@@ -160,7 +131,12 @@ class Tuner:
         for key in dict.fromkeys(key for _, key in tasks):
             native = self._native(key)
             whole[key] = Division(native.time_s, native.workspace_bytes if strict else 0, [])
-            fronts[key] = self._front(key)
+            # Besides torch's own, undivided.
+            candidates = self._divisible(key)
+            candidates[key[1]] = [w for w in candidates[key[1]] if w.algorithm != backends.NATIVE]
+            if not (front := self._within(key, candidates)):
+                self.unfit.add(key)
+            fronts[key] = [d for d in front if (key, str(d)) not in self.failed]
         tries = [{key: [whole[key], *front] for key, front in fronts.items()}]
         if self.min_gain == -math.inf:  # divisions are required, torch's own is the last resort
             tries.insert(0, {key: front or [whole[key]] for key, front in fronts.items()})
@@ -175,16 +151,6 @@ class Tuner:
                 self.spare = limit - sum(d.workspace_bytes for d in shares.values())
                 return [shares[index] if shares[index].parts else None for index in choices]
         raise self._refusal(tasks)
-
-    def _front(self, key: _Key) -> list[Division]:
-        """The divisions that WD may choose besides torch's own, undivided; often none."""
-        candidates = self._divisible(key)
-        whole = key[1]
-        candidates[whole] = [w for w in candidates[whole] if w.algorithm != backends.NATIVE]
-        front = self._within(key, candidates)
-        if not front:
-            self.unfit.add(key)
-        return [division for division in front if (key, str(division)) not in self.failed]
 
     def _within(self, key: _Key, candidates: dict[int, list[Candidate]]) -> list[Division]:
         """The desirable divisions within the limit, none if nothing fits."""
@@ -215,11 +181,9 @@ class Tuner:
         Under WD these include bytes assigned to no kernel, each byte once: a call that uses them
         takes them from later kernels.
         """
-        if not self.report.strict:
-            return False
-        native = self._native(key).workspace_bytes
-        if self.report.mode == "WR":
-            return native > self.report.limit_bytes
+        report, native = self.report, self._native(key).workspace_bytes
+        if not report.strict or report.mode == "WR":
+            return report.strict and native > report.limit_bytes
         more = max(0, native - division.workspace_bytes)
         if more > self.spare:
             return True
@@ -258,33 +222,6 @@ class Tuner:
             left, division=division, time_s=time_s, native_s=native_s, error=error, needed=needed
         )
 
-    def _settle(
-        self,
-        model: nn.Module,
-        calls: Sequence[Call],
-        chosen: Sequence[KernelReport],
-        sample: Any,
-        training: bool,
-    ) -> list[KernelReport]:
-        """Install the divisions that make the whole model faster, or that the limit requires."""
-        report = self.report
-        remaining = iter(chosen)
-        layers = [[next(remaining) for _ in call.kinds] for call in calls]
-        made = self._make(calls, layers)  # before the model is changed: memory may run out
-        if self.min_gain >= 0:
-            with undisturbed(model, sample):  # restores an earlier tuning if the model raises
-                untune(model)
-                step = partial(training_step, model, sample, training)
-                layers = self._paying(model, calls, layers, step)
-            made = self._make(calls, layers)
-        _install(model, made)
-        report.allocated_bytes = made[0][1]["forward"].workspace.size if made else 0
-        swapped = {call.name for call, _ in made}
-        for call in calls:
-            if call.name not in swapped:
-                report.skipped[call.name] = self._reason(call)
-        return [entry for entries in layers for entry in entries]
-
     def _paying(
         self,
         model: nn.Module,
@@ -298,7 +235,7 @@ class Tuner:
         """
 
         def form(kept: Collection[int] | None) -> list[list[KernelReport]]:
-            """The model with the `kept` layers tuned, or required ones; None for none at all."""
+            """The `kept` layers tuned, and required ones; None for none at all."""
             return [
                 [e if kept is not None and (n in kept or e.needed) else _untied(e) for e in entries]
                 for n, entries in enumerate(layers)
@@ -369,10 +306,9 @@ class Tuner:
         """The reason why an eligible layer was not tuned."""
         if call.name in self.report.untied:
             return "its divisions do not make the whole model faster"
-        keys = [(kernel, call.batch) for kernel in call.kernels()]
-        if any(key not in self.unfit for key in keys):
-            return "torch's own convolution is as fast"
-        return "no division by the algorithms that were asked for fits into the limit"
+        if self.unfit >= {(kernel, call.batch) for kernel in call.kernels()}:
+            return "no division by the algorithms that were asked for fits into the limit"
+        return "torch's own convolution is as fast"
 
 
 def _untied(entry: KernelReport) -> KernelReport:

@@ -14,11 +14,10 @@ from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, defa
 from repro.microconv.kernels import Kernel
 from repro.microconv.measuring import Bench
 from repro.microconv.optimize import POLICIES, limit_of
-from repro.microconv.results import TuningReport
+from repro.microconv.results import MIB, TuningReport
 from repro.microconv.sampling import NotTunableError, check_model, check_tunable, record_calls
 from repro.microconv.tuner import Tuner
 
-MIB = 2**20
 MODES = ("WR", "WD")
 _MEMORY = BenchmarkCache(None)
 
@@ -34,7 +33,7 @@ def tune(
     algorithms: Sequence[str] | None = None,
     max_error: float = 1e-4,
     training: bool | None = None,
-    devices: Sequence[torch.device | str] | None = None,
+    devices: Sequence[torch.device | str] = (),
     min_gain: float = 0.05,
     cache: BenchmarkCache | str | os.PathLike[str] | None = "default",
 ) -> TuningReport:
@@ -73,7 +72,7 @@ def tune(
             cuDNN may sum float16 in float16 (``cudnn_half``).
         training: Whether kernels of gradients are tuned; None for ``model.training``.
         devices: Accelerators of one kind, including the model's own, which measure micro-batch
-            sizes at once (section III-B); None for only the model's own.
+            sizes at once (section III-B); none for only the model's own.
         min_gain: Share of time that a division must save in the trial; below 0 the whole model is
             not tried, and ``-math.inf`` takes the best division even if torch's own is faster.
         cache: File of measurements, or a `BenchmarkCache`; ``"default"`` is ``microconv.sqlite`` in
@@ -83,8 +82,8 @@ def tune(
         The choice for each kernel, and the unchanged layers with reasons.
 
     Raises:
-        NotTunableError: `model` is no module, cannot be called with the sample, has lazy layers or
-            convolutions on several devices; or a mode that intercepts operations is active.
+        NotTunableError: `model` is no module, has lazy layers or convolutions on several devices;
+            or a mode that intercepts operations is active.
         ValueError: An argument is not one of its choices.
         WorkspaceLimitError: A kernel cannot be held to the limit; the model is unchanged.
         BackendMissingError: A named backend is unavailable.
@@ -92,17 +91,15 @@ def tune(
     """
     check_tunable(model)
     policy = policy or os.environ.get("REPRO_MICROCONV_POLICY") or "powerOfTwo"
-    if policy not in POLICIES:
-        raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
-    if mode not in MODES:
-        raise ValueError(f"unknown mode {mode!r}; choose {', '.join(MODES)}")
+    for name, value, allowed in (("policy", policy, POLICIES), ("mode", mode, MODES)):
+        if value not in allowed:
+            raise ValueError(f"unknown {name} {value!r}; choose {', '.join(allowed)}")
     workspace_limit = limit_of(workspace_limit, "workspace_limit")
     if not max_error > 0:
         raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
     if not min_gain < 1:
         raise ValueError(f"min_gain is {min_gain!r}; give a share of time below 1")
-    alike = _one_kind(devices)
-    store = _open_cache(cache)
+    bench = Bench(algorithms, _open_cache(cache), max_error, _of_one_kind(devices))
     training = model.training if training is None else training
     report = TuningReport(mode, policy, workspace_limit, strict)
     calls, report.skipped, others = record_calls(model, sample_input, training)
@@ -111,30 +108,23 @@ def tune(
         raise NotTunableError(
             f"the model has convolutions on {' and '.join(found)}; tune its parts one by one"
         )
-    if alike and not set(found) <= set(alike):
+    if bench.devices and not set(found) <= set(bench.devices):
         raise ValueError(
-            f"the model is on {found[0]}, which is not among the devices {', '.join(alike)}; name "
-            f"it as well"
+            f"the model is on {found[0]}, which is not among the devices "
+            f"{', '.join(bench.devices)}; name it as well"
         )
     report.unavailable = backends.check_names(algorithms, found[0] if found else "cpu")
-    tuner = Tuner(report, Bench(algorithms, store, max_error, alike), min_gain)
-    tuner.tune(model, calls, others, sample_input, training)
+    Tuner(report, bench, min_gain).tune(model, calls, others, sample_input, training)
     return report
 
 
-def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
-    """Names of the devices that measure at once.
-
-    Raises:
-        ValueError: The devices are not accelerators of one kind.
-    """
-    if devices is None:
-        return []
+def _of_one_kind(devices: Sequence[torch.device | str]) -> list[str]:
+    """Names of the devices that measure at once, whose times have to compare."""
     names = list(dict.fromkeys(map(str, devices)))
-    if isinstance(devices, str) or not names or not all(map(accelerator.is_accelerator, names)):
+    if isinstance(devices, str) or not all(map(accelerator.is_accelerator, names)):
         raise ValueError(
             f"devices is {devices!r}; give a list of accelerators such as ['cuda:0', 'cuda:1'], or "
-            "None: what a CPU measures at once shares its cores"
+            "none: what a CPU measures at once shares its cores"
         )
     kinds = {str(describe_device(name)["name"]) for name in names}
     if len(kinds) > 1:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from repro.experiments.microconv import building, experiments, measured, runs
+from repro.experiments.microconv import experiments, measured, runs
 from repro.measure import machine as machine_module
 from repro.microconv import micro_batch_sizes
 
@@ -19,7 +19,7 @@ MIB = 2**20
 def quiet(monkeypatch):
     """Keep from tests that follow what would hold for the whole process."""
     monkeypatch.setattr(machine_module, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(building, "caches", {})
+    monkeypatch.setattr(experiments, "caches", {})
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -62,11 +62,11 @@ def test_it_starts_from_an_empty_cache_and_leaves_its_own():
     first, again = (experiments.candidates(run.config, 0, None, "cpu") for _ in range(2))
     assert first.metrics["measured"] == again.metrics["measured"] > 0
     assert first.metrics["checked"] == []
-    (cache,) = building.caches.values()
+    (cache,) = experiments.caches.values()
     conv2 = runs.conv2("smoke").config | {"policy": "undivided"}
     experiments.candidates(conv2, 0, None, "cpu")  # a layer keeps its times to itself
     experiments.network(runs.Cell(8).run("smoke").config, 0, None, "cpu")
-    assert list(building.caches.values()) == [cache]
+    assert list(experiments.caches.values()) == [cache]
 
 
 def test_threads_are_put_back_after_an_error(monkeypatch):
@@ -82,14 +82,14 @@ def test_threads_are_put_back_after_an_error(monkeypatch):
 
 def test_differences():
     config = runs.Cell(8, role="ResNet-50").run("smoke").config
-    one, images, labels = building.build_network(config, "cpu")
+    one, images, labels = experiments.build_network(config, "cpu")
     other = copy.deepcopy(one)
-    assert building.difference(one, other, images, labels) == (0.0, 0.0)
+    assert experiments.difference(one, other, images, labels) == (0.0, 0.0)
     with torch.no_grad():
         next(one.parameters())[0].mul_(-1.5)
-    loss, gradient = building.difference(one, other, images, labels)
+    loss, gradient = experiments.difference(one, other, images, labels)
     assert loss > 1e-6 and gradient > 1e-3
     dropout = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 10))
     images, labels = torch.randn(4, 3, 2, 2), torch.tensor([0, 1, 2, 3])
-    same = building.difference(dropout, copy.deepcopy(dropout), images, labels)
+    same = experiments.difference(dropout, copy.deepcopy(dropout), images, labels)
     assert same == (0.0, 0.0)  # the same dropout on both sides

@@ -146,7 +146,7 @@ class TestFigure8:
         """Each ratio has two, each with the scatter of torch's own; the same division has none."""
         rows = [("3×3", 1.0, 0.5), ("3×3", 1.0, 0.25), ("3×3", 1.0, 1.0)]
         results = made.results("figure8", of(*rows, scatter=0.1))
-        gain = benchmark.measured_gain(results, "undivided", "3×3")
+        gain = benchmark.measured_gain(results, measured.UNDIVIDED, "3×3")
         share = math.sqrt(2 * 2**2 + 2 * 4**2) / (2 + 4 + 1)
         assert gain.mean == pytest.approx(math.log(7 / 3))
         assert gain.error == pytest.approx(share * math.log(1.1))

@@ -1,17 +1,10 @@
 import itertools
-import json
 import math
 import random
 
 import pytest
 
-from repro.microconv import (
-    BenchmarkCache,
-    Convolution,
-    Kernel,
-    cached_times,
-    split_batch,
-)
+from repro.microconv import split_batch
 
 
 def exhaustive(batch, times):
@@ -68,51 +61,3 @@ def test_against_exhaustive_search(most):
 def test_what_cannot_be_split(batch, times, message):
     with pytest.raises(ValueError, match=message):
         split_batch(batch, times)
-
-
-def kernel(device="cpu", kind="forward"):
-    return Kernel(kind, Convolution(3, 8, 8, 4, (3, 3)), device=device)
-
-
-def node(name, seconds, sizes=(1, 2, 4), kinds=("forward", "backward_filter")):
-    """A cache as another machine has it: a micro-batch of b takes `seconds` × b."""
-    cache = BenchmarkCache(None)
-    for kind in kinds:
-        facts = {"kernel": kernel("cuda:0", kind).facts(), "device": name}
-        key = json.dumps(facts | {"backend": "torch 2, threads 1"}, sort_keys=True)
-        for b in sizes:
-            cache.store_listing(key, b, [("torch:im2col", 100 * b), ("torch:native", 0)])
-            times = {"torch:im2col": [seconds * b], "torch:native": [3 * seconds * b]}
-            cache.store_times(key, b, times)
-    return cache
-
-
-NETWORK = [("conv", kernel(kind=kind), 4) for kind in ("forward", "backward_filter")]
-
-
-def test_one_cache_takes_over_those_of_all_nodes_and_the_split_is_by_speed():
-    merged = node("fast", 1.0)
-    assert merged.take(node("slow", 3.0)) == 12
-    assert merged.take(node("slow", 9.0)) == 0  # known: the first stays
-    times = cached_times(NETWORK, merged)
-    assert times == {
-        "fast, 1 threads": {b: pytest.approx(2.0 * b) for b in (1, 2, 3, 4)},
-        "slow, 1 threads": {b: pytest.approx(6.0 * b) for b in (1, 2, 3, 4)},
-    }
-    assert split_batch(4, times) == {"fast, 1 threads": 3, "slow, 1 threads": 1}
-    for limit, seconds in ((0, 24.0), (100, 8.0)):  # leaves slower algorithms
-        of_fast = cached_times(NETWORK, merged, limit)["fast, 1 threads"]
-        assert of_fast[4] == pytest.approx(seconds)
-    for limit in (-1, 1e6, True):
-        with pytest.raises(ValueError, match=r"limit_bytes is .*; it must be at least 0"):
-            cached_times(NETWORK, merged, limit)
-    with pytest.raises(ValueError, match="cache is 'file'; give a BenchmarkCache"):
-        cached_times(NETWORK, "file")
-
-
-def test_a_device_without_all_kernels_and_sizes_that_are_no_sum_are_left_out():
-    merged = node("fast", 1.0, sizes=(2,))
-    merged.take(node("part", 0.1, kinds=("forward",)))
-    ((device, times),) = cached_times(NETWORK, merged).items()
-    assert device == "fast, 1 threads" and set(times) == {2, 4}
-    assert cached_times([], merged) == {}

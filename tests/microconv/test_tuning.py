@@ -632,7 +632,7 @@ def test_a_sample_that_the_model_cannot_take():
         ({"images": images()}, "got an unexpected keyword argument 'images'"),
         (images().numpy(), r"conv2d\(\) received an invalid combination"),
     ):
-        with pytest.raises(NotTunableError, match=f"{reason}.*Give what the model is called with"):
+        with pytest.raises(TypeError, match=reason):
             tune(model, sample)
     with pytest.raises(RuntimeError, match="3 channels"):
         tune(model, images(channels=4))
@@ -687,7 +687,7 @@ def test_what_is_not_finite_stays_so_and_a_scaler_skips_the_step(name, value):
         optimizer.zero_grad()
 
 
-def test_the_report(capsys):
+def test_the_report():
     model = make_net()
     _, report = divided(
         model, algorithms=("torch:im2col", "nnpack"), workspace_limit=2**22, mode="WD"
@@ -699,7 +699,6 @@ def test_the_report(capsys):
     assert [(entry.layer, entry.kernel.kind) for entry in entries] == every
     assert report.skipped == {} and report.unavailable == []
     assert report.measured == 0 and report.cached > len(every)
-    assert report.benchmark_s > 0 and report.optimise_s > 0
     for entry in entries:
         assert entry.batch == BATCH and (entry.time_s, entry.native_s) == (1.0, 2.0)
         assert entry.error == max(stated_error(n, entry.kernel) for _, n in entry.division.parts)
@@ -710,9 +709,8 @@ def test_the_report(capsys):
     # and as text
     model.grouped = nn.Conv2d(6, 6, 3, padding_mode="reflect", padding=1)
     _, report = divided(model, algorithms=None, training=False)
-    assert report.summary() is None
-    printed = capsys.readouterr().out
-    assert printed == f"{report}\n" and "left as it is: grouped: its padding mode" in printed
+    printed = str(report)
+    assert "left as it is: grouped: its padding mode" in printed
     assert "not available: cudnn: runs on a CUDA device only, not on cpu" in printed
 
 
@@ -761,8 +759,9 @@ def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
     again = tune(one(), x, min_gain=-math.inf)
     assert (again.measured, again.cached) == (0, report.measured + report.cached)
     monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "microconv.sqlite" / "below"))
+    monkeypatch.setenv("REPRO_MICROCONV_POLICY", "undivided")
     with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
-        tune(one(), x)
+        assert tune(one(), x).policy == "undivided"
 
 
 @pytest.mark.parametrize("algorithms", [("nnpack",), ("torch:winograd",), ("torch:fft",)])

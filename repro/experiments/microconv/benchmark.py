@@ -5,7 +5,7 @@ I to IV and VI: I, II and VI are of the records of both figures, IV of DeepBench
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from repro.experiments.design import Chosen, Run
-from repro.experiments.judge import Cases, Estimate, NotRun, deterministic
+from repro.experiments.judge import Cases, Estimate, NotRun, deterministic, unsure
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import ms, or_none, times
+from repro.experiments.microconv.measured import TORCH, UNDIVIDED, ms, or_none
 from repro.experiments.microconv.runs import CONTENT, HALF, MODERATE, PAPER, cluster, precisions_of
 from repro.experiments.query import Results, one_machine
 from repro.experiments.view import panel
+from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from repro.plots import Effect
-
-UNDIVIDED, TORCH = "undivided", "torch"  # the bases of speed-ups
 FIGURE = PAPER["figure8"]
 
 
@@ -42,11 +40,9 @@ def planned(profile: str, chosen: Chosen) -> list[Run]:
 def layers(results: Results, precision: str, size: str = "all") -> pd.DataFrame:
     """DeepBench's layers of a kernel size, or all, that fit within the limit, one a row.
 
-    Both times of a speed-up were measured in turns with torch's own convolution, and are compared
-    through it. Columns: `size` of the kernel; the speed-ups `torch`, over torch's own, and
-    `undivided`, over the best undivided algorithm (NaN where none fits); `shares`, how many
-    comparisons the latter has (none of the same division); `half`, whether the division computes
-    in float16; `row`, of the record.
+    Columns: `size` of the kernel; speed-ups over torch's own, and, through that, over the best
+    undivided algorithm (NaN where none fits); `shares`, how many comparisons the latter has (none
+    of the same division); `half`, whether it computes in float16; `row`, of the record.
     """
     rows = []
     for record in results.ok("deepbench", setting=precision):
@@ -72,10 +68,9 @@ def _sizes(results: Results, precision: str) -> list[str]:
 def measured_gain(
     results: Results, over: str, size: str = "all", precision: str = "fp32"
 ) -> Estimate:
-    """The mean speed-up of a kernel size's layers, or of all.
+    """The mean speed-up of a kernel size's layers, or of all; see `measured.compared`.
 
-    The error is that of the comparisons with torch's own that it is made of, one over torch's own
-    and two over undivided: the layers are no sample of one another, and add no spread.
+    The layers are no sample of one another, and add no spread.
     """
     results.need("deepbench", setting=precision)
     one_machine(results.ok("deepbench", setting=precision))
@@ -85,63 +80,39 @@ def measured_gain(
     count = 1 if over == TORCH else rows.shares
     weight = math.sqrt((rows[over] ** 2 * count).sum()) / rows[over].sum()
     every = layers(results, precision)["row"]
-    forms = [row[form] | row for row in every for form in (UNDIVIDED, "divided") if form in row]
+    forms = [row[form] | row for row in every for form in ("undivided", "divided") if form in row]
     mean = measured.compared(math.log(rows[over].mean()), weight, forms)
     return replace(mean, label=f"mean of {len(rows)} layers")
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The speed-ups of DeepBench's layers by kernel size and precision."""
-    half = times(FIGURE["three_by_three"]["V100"])
-    paper = {"all": f"{times(FIGURE['mean'])}, up to {times(FIGURE['largest'])}", "3×3": half}
+    paper = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}
     rows = []
     for precision in precisions_of(results):
         for size in _sizes(results, precision):
-            row: dict[str, Any] = {"setting": precision, "kernel": size}
-            row["paper, V100 half"] = paper.get(size, DASH)
             own = layers(results, precision, size)
-            for over, name in ((UNDIVIDED, "over undivided"), (TORCH, "over torch's own")):
-                row[f"{name}: n"] = own[over].count()
-                row[name] = str(or_none(measured_gain, results, over, size, precision) or DASH)
-            told = f" (paper: {FIGURE['pseudo_half']} of 94)" * (size == "all")
             pseudo = f"{len(own) - own.half.sum()} of {len(own)}" if precision == HALF else DASH
-            row["PSEUDO_HALF"] = pseudo + told
-            rows.append(row)
+            pseudo += f" (paper: {FIGURE['pseudo_half']} of 94)" * (size == "all")
+            row: dict[str, Any] = {"setting": precision, "kernel": size, "layers": len(own)}
+            row |= {"fit undivided": own[UNDIVIDED].count(), "paper": paper.get(size)}
+            for over in (UNDIVIDED, TORCH):
+                row[over] = or_none(measured_gain, results, over, size, precision)
+            rows.append(row | {"PSEUDO_HALF": pseudo})
     return rows
 
 
 def figure(results: Results) -> "Figure":
     """The mean speed-up of each kernel size with its interval, in the first precision."""
-    precision, ran = precisions_of(results)[0], "not run"
-    if records := results.ok("deepbench", setting=precision):
-        run = sum(len(record.metrics["layers"]) for record in records)
-        every = run + sum(record.metrics["left_out"] for record in records)
-        factor = records[0].config["factor"]
-        ran = f"{run} of DeepBench's {every} layers at {factor} times their batch size"
-    means = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}
-    groups = {
-        title: [
-            measured.effect(
-                f"{size} (n = {layers(results, precision, size)[over].count()})",
-                papers.get(size),
-                or_none(measured_gain, results, over, size, precision),
-            )
-            for size in _sizes(results, precision)
-        ]
-        for over, title, papers in (
-            (UNDIVIDED, f"over the best undivided within {MODERATE} MiB", means),
-            (TORCH, "over torch's own, without a limit", {}),
-        )
-    }
-    told = "mean speed-up; the paper's on V100, in half precision"
-    return measured.draw_effects(groups, told, panel(ran))
+    told = f"mean speed-up within {MODERATE} MiB; torch's own has no limit"
+    return measured.draw(table(results), [], "kernel", told, panel("DeepBench's layers"))
 
 
 def over_undivided(results: Results, size: str) -> Cases:
     """The mean speed-up of a kernel size's layers over the best undivided within the limit."""
     gain, torchs = (measured_gain(results, over, size) for over in (UNDIVIDED, TORCH))
     rows = layers(results, "fp32", size).dropna(subset=UNDIVIDED)["row"]
-    return {size: measured.noted(gain, torchs, [row[UNDIVIDED] for row in rows], "layers")}
+    return {size: measured.noted(gain, torchs, [row["undivided"] for row in rows], "layers")}
 
 
 def over_torch(results: Results) -> Cases:
@@ -163,7 +134,7 @@ def pseudo_half_most(results: Results) -> Cases:
 FIGURE8 = runs.artefact(
     "figure8",
     plan=planned,
-    rows=table,
+    rows=lambda results: measured.told(table(results)),
     draw=figure,
     claims={
         "layers_faster": partial(over_undivided, size="all"),
@@ -178,25 +149,24 @@ FIGURE8 = runs.artefact(
 
 CLUSTER = PAPER["figure13"]
 
+GAIN = "over the best one"
 # One fast device is the baseline, as one GK210 is in the paper, which adds another and a K20Xm.
-ALL = "2 fast + slow"
 COMBINATIONS = {
     "fast": ("fast",),
     "slow": ("slow",),
     "fast + slow": ("fast", "slow"),
-    ALL: ("fast 1", "fast 2", "slow"),
+    "2 fast + slow": ("fast 1", "fast 2", "slow"),
 }
 
 
-def splits(results: Results) -> list[tuple[str, str, float, float, float | None]]:
-    """By combination of devices: shares, seconds, gain over the better one, loss by even shares.
+def splits(results: Results) -> list[dict[str, Any]]:
+    """A mini-batch shared out by each combination of devices so that the slowest is the fastest.
 
-    Of the best split, the slowest device of which is the fastest; idle devices are left out. The
-    loss is None where even shares are no size that was timed.
+    Gains are over the better device alone; even shares are None where they were not timed.
     """
     from repro.microconv import split_batch
 
-    rows: list[tuple[str, str, float, float, float | None]] = []
+    rows = []
     for record in results.ok("cluster")[:1]:
         batch = record.config["batch"]
         times = {
@@ -210,8 +180,12 @@ def splits(results: Results) -> list[tuple[str, str, float, float, float | None]
             slowest = max(own[device][size] for device, size in best.items())
             share, rest = divmod(batch, len(devices))
             timed = not rest and all(share in sizes for sizes in own.values())
-            loss = max(sizes[share] for sizes in own.values()) / slowest if timed else None
-            rows.append((name, _named(best), slowest, alone / slowest, loss))
+            even = max(sizes[share] for sizes in own.values()) / slowest if timed else None
+            row: dict[str, Any] = {"devices": name, "batch sizes": _named(best)}
+            row |= {"slowest (ms)": ms(slowest), "paper": CLUSTER["speedup"].get(name)}
+            row[GAIN] = unsure(alone / slowest, log=True)
+            row["paper, even"] = CLUSTER["even_slowdown"].get(name)
+            rows.append(row | {"even is slower by": even})
     return rows
 
 
@@ -223,39 +197,16 @@ def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
 
 
-def figure13_table(results: Results) -> list[dict[str, Any]]:
-    """Mini-batches shared out among unequal devices, ours and then the paper's."""
-    k80 = "the paper's K80 (two GK210) + K20Xm"
-    rows = [[*one, ms(s), times(gain), times(even)] for *one, s, gain, even in splits(results)]
-    rows += [
-        ["the paper's 750Ti + K20Xm", DASH, DASH, DASH, times(CLUSTER["even_slowdown"])],
-        [k80, _named(CLUSTER["split_k80_k20"]), DASH, times(CLUSTER["speedup_k80_k20"]), DASH],
-        ["all of the paper's GPUs", DASH, DASH, times(CLUSTER["speedup_all"]), DASH],
-    ]
-    heads = ("devices", "batch sizes", "slowest (ms)", "over the best one", "even is slower by")
-    return [dict(zip(heads, row, strict=True)) for row in rows]
-
-
 def figure13(results: Results) -> "Figure":
-    """The gain of devices together, and the cost of an even split."""
-    together: list[Effect] = []
-    evenly: list[Effect] = []
-    for name, sizes, _, gain, even in splits(results):
-        if len(COMBINATIONS[name]) > 1:
-            paper = CLUSTER["speedup_k80_k20"] if name == ALL else None
-            together.append((f"{name} ({sizes})", paper, gain, None))
-            if even:
-                evenly.append((name, CLUSTER["even_slowdown"], even, None))
-    groups = {"speed-up over the better device alone": together, "time of an even split": evenly}
+    """The gain of devices together."""
     title = runs.title_of(results.first("cluster"), "ResNet-18")
-    told = "over the better device alone, or over the best split"
-    return measured.draw_effects(groups, told, title)
+    return measured.draw(splits(results), [], "batch sizes", "speed-up", title, [GAIN])
 
 
 FIGURE13 = runs.artefact(
     "figure13",
     plan=lambda profile, chosen: [cluster(profile)],
-    rows=figure13_table,
+    rows=lambda results: measured.told(splits(results)),
     draw=figure13,
 )
 
@@ -267,7 +218,7 @@ NUMBERS = {"table1": "I", "table2": "II", "table3": "III", "table4": "IV", "tabl
 
 def tables(results: Results) -> list[dict[str, Any]]:
     """The rows of all five tables, the paper's and ours."""
-    here = _configurations(results) | _machine(results) | CONTENT["planned"]
+    here = CONTENT["planned"] | _machine(results)
     here |= {name: _told(**counted(name)) for name in runs.NETWORK_TYPES}
     here["devices"] = _listed(_named(r.metrics["devices"]) for r in results.ok("cluster"))
     return [
@@ -282,30 +233,14 @@ def tables(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def _configurations(results: Results) -> dict[str, str]:
-    """The algorithms that the layers of Figure 8 take, by configuration of Table I."""
-    taken: dict[str, set[str]] = {}
-    for record in results.ok("deepbench"):
-        for row in record.metrics["layers"]:
-            for algorithm in measured.algorithms(row.get("divided", {})):
-                half = "TRUE_HALF" if algorithm.startswith("cudnn_half:") else "PSEUDO_HALF"
-                name = half if record.config["setting"] == runs.HALF else "FLOAT"
-                taken.setdefault(name, set()).add(algorithm)
-    return {name: _listed(sorted(own)) for name, own in taken.items()}
-
-
 def _machine(results: Results) -> dict[str, str]:
     records = [record for record in results.records if record.status == "ok"]
-    if not records:
-        return {}
-    memory = (f"{r.device['memory_bytes'] / 2**30:.0f} GiB" for r in records)
-    return {
-        "device": _listed(dict.fromkeys(r.device["name"] for r in records)),
-        "memory": _listed(dict.fromkeys(memory)),
-        "libraries": _listed(dict.fromkeys(f"torch {r.versions['torch']}" for r in records)),
-        "frameworks": "PyTorch",
-        "solver": "HiGHS, of scipy",
+    facts: dict[str, Callable[[Record], str]] = {
+        "device": lambda record: record.device["name"],
+        "memory": lambda record: f"{record.device['memory_bytes'] / 2**30:.0f} GiB",
+        "libraries": lambda record: f"torch {record.versions['torch']}",
     }
+    return {name: _listed(dict.fromkeys(map(fact, records))) for name, fact in facts.items()}
 
 
 def counted(network_type: str) -> dict[str, Any]:

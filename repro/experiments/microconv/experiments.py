@@ -1,46 +1,175 @@
-"""The experiments of μ-cuDNN: the functions that run one configuration."""
+"""The experiments of μ-cuDNN: their networks, and the functions that run one configuration."""
 
 import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.microconv import building
-from repro.experiments.microconv.building import Config, Named, rounding, shared
+from repro.experiments.microconv.runs import CONTENT, MIB
 from repro.measure import time_interleaved
 from repro.measure.accelerator import is_accelerator
+from repro.measure.files import cache_folder
 from repro.measure.machine import machine
 from repro.microconv import (
     POLICIES,
     BenchmarkCache,
     Candidate,
+    Convolution,
     Division,
     Kernel,
     assign_workspaces,
     best_division,
+    find_kernels,
     micro_batch_sizes,
     pareto_front,
     tune,
 )
-from repro.microconv.backends import BACKENDS, NATIVE
+from repro.microconv.backends import BACKENDS, NATIVE, check_names
+from repro.microconv.kernels import precision
 from repro.microconv.measuring import Bench
 from repro.microconv.optimize import desirable
 from repro.microconv.torch_backend import native_workspace
+from repro.models import build
+from repro.models.alexnet import alexnet
 
-MIB = 2**20
 CHECKED_MIB = (8, 64)  # limits at which the divisions of a single layer are run
 _CAP_MIB = 512  # the largest limit of the paper; algorithms that need more are not measured
 _AGAINST_ITSELF = 8  # kernels, by which it is told how far medians of the same thing lie apart
 
 BySize = Mapping[int, Sequence[Candidate]]
 Measured = dict[tuple[Kernel, int], BySize]  # by kernel and mini-batch
+# Measured times, shared by the experiments on one network within a process.
+caches: dict[str, BenchmarkCache] = {}
+
+Config = Mapping[str, Any]
+Named = tuple[str, Kernel, int]  # layer, kernel, mini-batch size
+
+
+def build_network(config: Config, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A network in training mode, random images and labels."""
+    torch.manual_seed(0)
+    options = dict(config["model"])
+    name = options.pop("name")
+    model = (alexnet(**options) if name == "alexnet" else build(name, **options)).train()
+    dtype, side = getattr(torch, config["dtype"]), config["image"]
+    images = torch.randn(config["batch"], 3, side, side, dtype=dtype, device=device)
+    labels = torch.randint(10, (config["batch"],), device=device)
+    return model.to(device=device, dtype=dtype), images, labels
+
+
+def network_kernels(config: Config, device: str) -> list[Named]:
+    """The kernels of a network's convolutions, named conv1, conv2, ... in order of use."""
+    model, images, _ = build_network(config, device)
+    with rounding(config, device):
+        kernels = find_kernels(model, images)
+    order = {layer: n for n, layer in enumerate(dict.fromkeys(k[0] for k in kernels), 1)}
+    named = [(f"conv{order[layer]}", kernel, batch) for layer, kernel, batch in kernels]
+    if config.get("layer"):
+        wanted, kinds = config["layer"], config["kinds"]
+        named = [entry for entry in named if entry[0] == wanted and entry[1].kind in kinds]
+    return named
+
+
+def rounding(config: Config, device: str) -> AbstractContextManager[None]:
+    """Round products of float32 as a configuration says."""
+    shape = Convolution(1, 1, 1, 1, (1, 1))
+    return precision(Kernel("forward", shape, config["dtype"], device, math=config["math"]))
+
+
+def make_bench(config: Config, device: str, cache: BenchmarkCache) -> Bench:
+    """The measuring with a configuration's algorithms."""
+    check_names(config["algorithms"], device)
+    return Bench(config["algorithms"], cache, config.get("max_error", 1e-4))
+
+
+def shared(config: Config, device: str) -> BenchmarkCache:
+    """The times that experiments on a network have measured so far, in this process.
+
+    On an accelerator, where all sizes of a network take minutes, also in other processes.
+    """
+    parts = ("image", "batch", "setting", "threads")
+    key = repr([config.get(part) for part in parts] + [device])
+    if key not in caches:
+        caches[key] = BenchmarkCache(None)
+        if is_accelerator(device):
+            caches[key].take(BenchmarkCache(kept_times()))
+    return caches[key]
+
+
+def share(config: Config, device: str, cache: BenchmarkCache) -> None:
+    """Let the experiments on a network that follow use the measured times; see `shared`."""
+    shared(config, device).take(cache)
+    if is_accelerator(device):
+        BenchmarkCache(kept_times()).take(cache)
+
+
+def kept_times() -> Path:
+    """The file of the times that outlive a process."""
+    return cache_folder() / "microconv-experiments.sqlite"
+
+
+def iteration(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Run a forward and a backward pass; return the loss."""
+    model.zero_grad(set_to_none=True)
+    loss = functional.cross_entropy(model(images).float(), labels)
+    loss.backward()
+    return loss
+
+
+def difference(
+    one: nn.Module, other: nn.Module, images: torch.Tensor, labels: torch.Tensor
+) -> tuple[float, float]:
+    """The relative difference of the loss, and the largest of a gradient's elements."""
+    losses = []
+    for model in (one, other):
+        torch.manual_seed(1)  # the same dropout on both sides
+        losses.append(iteration(model, images, labels).detach().double())
+    worst = 0.0
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        scale = b.grad.double().abs().max().clamp_min(1e-30)
+        gap = float((a.grad.double() - b.grad.double()).abs().max() / scale)
+        worst = max(worst, gap if math.isfinite(gap) else math.inf)
+    return float((losses[0] - losses[1]).abs() / losses[1].abs()), worst
+
+
+Layer = tuple[Convolution, int]  # with its batch size
+
+
+def layers(config: Config) -> tuple[list[Layer], int]:
+    """The layers of one network type that are run, in DeepBench's order, and how many are not.
+
+    `factor` is of the batch size, `largest_mmacs` in millions of multiplications; `of_each_size`
+    is how many of each kernel size are run, the cheapest first.
+    """
+    every: list[Layer] = [
+        (Convolution(c, h, w, k, (rows, columns), (s, s), (p, p)), batch * config["factor"])
+        for c, h, w, k, rows, columns, s, p, batches in CONTENT["deepbench"][config["role"]]
+        for batch in batches
+    ]
+
+    def macs(layer: Layer) -> int:
+        conv, batch = layer
+        return math.prod(conv.output_shape(batch)) * conv.in_channels * conv.taps
+
+    most, count = 1e6 * (config["largest_mmacs"] or math.inf), config["of_each_size"]
+    run: list[Layer] = []
+    for size in {conv.kernel_size for conv, _ in every}:
+        own = [one for one in every if one[0].kernel_size == size and macs(one) <= most]
+        run += sorted(own, key=macs)[:count]
+    run.sort(key=every.index)
+    return run, len(every) - len(run)
 
 
 def candidates(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -49,9 +178,9 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
     Starts from nothing, as a first tuning; other experiments then use its times.
     """
     with machine(config, device):
-        named = building.network_kernels(config, device)
+        named = network_kernels(config, device)
         cache = BenchmarkCache(None)
-        bench = building.make_bench(config, device, cache)
+        bench = make_bench(config, device, cache)
         native_workspace.cache_clear()
         start = time.perf_counter()
         measured = _measure(bench, named, config["policy"])
@@ -60,7 +189,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         divided = [_divide(batch, ways, 64 * MIB) for (_, batch), ways in measured.items()]
         optimise_s = time.perf_counter() - start
         if not config.get("layer") or is_accelerator(device):
-            building.share(config, device, cache)
+            share(config, device, cache)
         checked: list[dict[str, Any]] = []
         if config.get("layer"):
             _, kernel, batch = named[0]
@@ -71,16 +200,15 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
                 if (division := _divide(batch, ways, limit * MIB)) is not None:
                     row = {"limit_mib": limit, "policy": policy}
                     checked.append(row | _run(bench, kernel, batch, division))
-        return Outcome(
-            metrics={
-                "checked": checked,
-                "benchmark_s": benchmark_s,
-                "optimise_s": optimise_s,
-                "measured": bench.measured,
-                "infeasible_at_64_mib": divided.count(None),
-                "kernels": [_described(*entry, measured[entry[1:]]) for entry in named],
-            }
-        )
+        metrics = {
+            "checked": checked,
+            "benchmark_s": benchmark_s,
+            "optimise_s": optimise_s,
+            "measured": bench.measured,
+            "infeasible_at_64_mib": divided.count(None),
+            "kernels": [_described(*entry, measured[entry[1:]]) for entry in named],
+        }
+        return Outcome(metrics)
 
 
 def _measure(bench: Bench, named: Sequence[Named], policy: str) -> Measured:
@@ -113,12 +241,8 @@ def _run(bench: Bench, kernel: Kernel, batch: int, division: Division) -> dict[s
 
 
 def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[str, Any]:
-    """A kernel and its useful candidates as plain values, torch's own at the end."""
+    """A kernel and its useful candidates as plain values."""
     native = _native(by_size[batch])
-    useful = {
-        str(size): [[way.algorithm, way.time_s, way.workspace_bytes] for way in desirable(ways)]
-        for size, ways in by_size.items()
-    }
     conv, width = kernel.conv, kernel.torch_dtype.itemsize
     elements = math.prod(conv.input_shape(batch)) + math.prod(conv.output_shape(batch))
     return {
@@ -130,7 +254,10 @@ def _described(layer: str, kernel: Kernel, batch: int, by_size: BySize) -> dict[
         "native_bytes": native.workspace_bytes,
         "data_bytes": width * elements,
         "filter_bytes": width * math.prod(conv.weight_shape),
-        "candidates": useful,
+        "candidates": {
+            str(size): [[way.algorithm, way.time_s, way.workspace_bytes] for way in desirable(ways)]
+            for size, ways in by_size.items()
+        },
     }
 
 
@@ -153,19 +280,15 @@ def _size(kernel: Kernel) -> str:
 def network(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Divide a network's kernels under a limit and run them, kernel by kernel.
 
-    Every byte of temporary memory is held to the limit, torch's own convolution included. Whole
-    iterations are `iterating.iterations`.
+    Every byte of temporary memory is held to the limit, torch's own convolution included.
     """
     with machine(config, device), rounding(config, device):
-        named = building.network_kernels(config, device)
-        bench = building.make_bench(config, device, shared(config, device))
-        measured = _measure(bench, named, config["policy"])
+        named, bench, measured = _kernels_of(config, device)
         if is_accelerator(device) and bench.measured:
             # Before divisions are timed, which each run does anew.
-            building.share(config, device, shared(config, device))
+            share(config, device, shared(config, device))
         start = time.perf_counter()
-        limit = int(config["limit_mib"] * MIB)
-        held, solved = _hold(config["mode"], named, measured, limit)
+        held, solved = _hold(config["mode"], named, measured, int(config["limit_mib"] * MIB))
         optimise_s = time.perf_counter() - start
         timed: dict[Any, dict[str, Any]] = {}
         rows, as_is = [], set()
@@ -178,27 +301,22 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
                 if list(division.parts) == [(batch, NATIVE)]:
                     as_is.add((kernel, batch))
             rows.append(row)
-        own = _own(bench, measured, as_is)
-        return Outcome(
-            metrics={"kernels": rows, "own": own, "variables": solved, "optimise_s": optimise_s}
-        )
+        # Where hardly a kernel is left to torch, torch's own convolutions against themselves tell
+        # the error of every comparison with them.
+        longest = sorted(measured.keys() - as_is, key=lambda k: -_native(measured[k][k[1]]).time_s)
+        own = []
+        for kernel, batch in longest[: max(0, _AGAINST_ITSELF - len(as_is))]:
+            ran = _run(bench, kernel, batch, Division(0.0, 0, [(batch, NATIVE)]))
+            row = {"kind": kernel.kind, "shape": _shape(kernel), "batch": batch}
+            own.append(row | {name: ran[name] for name in ("parts", "time_s", "native_s")})
+        return Outcome({"kernels": rows, "own": own, "variables": solved, "optimise_s": optimise_s})
 
 
-def _own(
-    bench: Bench, measured: Measured, as_is: Collection[tuple[Kernel, int]]
-) -> list[dict[str, Any]]:
-    """Time torch's own convolutions against themselves, the longest that no division left as is.
-
-    The two differ by the error of every comparison with torch's own: where hardly a kernel is left
-    to torch, nothing else tells it.
-    """
-    longest = sorted(measured.keys() - as_is, key=lambda k: -_native(measured[k][k[1]]).time_s)
-    rows = []
-    for kernel, batch in longest[: max(0, _AGAINST_ITSELF - len(as_is))]:
-        own = _run(bench, kernel, batch, Division(0.0, 0, [(batch, NATIVE)]))
-        row = {"kind": kernel.kind, "shape": _shape(kernel), "batch": batch}
-        rows.append(row | {name: own[name] for name in ("parts", "time_s", "native_s")})
-    return rows
+def _kernels_of(config: Config, device: str) -> tuple[list[Named], Bench, Measured]:
+    """A network's kernels with their candidates, by times that other experiments have measured."""
+    named = network_kernels(config, device)
+    bench = make_bench(config, device, shared(config, device))
+    return named, bench, _measure(bench, named, config["policy"])
 
 
 def _hold(
@@ -221,8 +339,8 @@ def _hold(
 def bench_layers(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Divide the forward passes of DeepBench's layers under a limit, and run them."""
     with machine(config, device), rounding(config, device):
-        bench = building.make_bench(config, device, BenchmarkCache(None))
-        chosen, left_out = building.layers(config)
+        bench = make_bench(config, device, BenchmarkCache(None))
+        chosen, left_out = layers(config)
         limit, rows = config["limit_mib"] * MIB, {}
         for conv, batch in dict.fromkeys(chosen):
             kernel = Kernel("forward", conv, config["dtype"], device, math=config["math"])
@@ -240,8 +358,7 @@ def bench_layers(config: Config, seed: int, data: ImageData | None, device: str)
 def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time forward and backward passes of a tuned network at several sizes on unequal devices.
 
-    With CUDA they are the GPU and its host's CPU; on a CPU alone two threads and one take
-    their place. They are tuned and timed one at a time: the cluster is simulated.
+    They are CUDA's and its host's CPU, or two threads and one, one at a time: it is simulated.
     """
     batch = config["batch"]
     sizes = sorted({1, 2, 4, *range(4, batch + 1, 4), batch})
@@ -249,16 +366,13 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
     metrics: dict[str, dict[str, Any]] = {"times": {}, "devices": {}, "divided": {}}
     for name, where, threads in (("fast", device, fast), ("slow", "cpu", slow)):
         with machine({"threads": threads}, where):
-            model, images, labels = building.build_network(
-                dict(config) | {"dtype": "float32"}, where
-            )
+            model, images, labels = build_network(dict(config) | {"dtype": "float32"}, where)
             named = config["tuned_with"]
             here = [a for a in named if not BACKENDS[a.partition(":")[0]].missing(where)]
             limit, policy, cache = config["limit_mib"] * MIB, config["policy"], BenchmarkCache(None)
             report = tune(model, images, limit, policy, algorithms=here, cache=cache)
             steps = {
-                str(size): partial(building.iteration, model, images[:size], labels[:size])
-                for size in sizes
+                str(size): partial(iteration, model, images[:size], labels[:size]) for size in sizes
             }
             timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=where)
             count = torch.get_num_threads()
@@ -292,9 +406,7 @@ def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
 def programme(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time the solver on WD of a network's own kernels: with a total, and with one that binds."""
     with machine(config, device), rounding(config, device):
-        named = building.network_kernels(config, device)
-        bench = building.make_bench(config, device, shared(config, device))
-        measured = _measure(bench, named, config["policy"])
+        named, _, measured = _kernels_of(config, device)
         fronts = {key: pareto_front(key[1], by_size) for key, by_size in measured.items()}
     choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}
     least, most = (sum(front[end].workspace_bytes for front in choices.values()) for end in (0, -1))

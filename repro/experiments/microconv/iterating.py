@@ -12,16 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.microconv import building
-from repro.experiments.microconv.building import Config, iteration, rounding
-from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PLAIN
+from repro.experiments.microconv import experiments
+from repro.experiments.microconv.experiments import Config, iteration, rounding
+from repro.experiments.microconv.runs import AGAIN, FREE, MIB, MORE, PLAIN
 from repro.experiments.processes import in_a_process
 from repro.measure import accelerator, time_interleaved
 from repro.measure.allocations import peak_inside
 from repro.measure.machine import machine
 from repro.microconv import BenchmarkCache, WorkspaceLimitError, tune
 
-MIB = 2**20
 _REPORTED = ("native_s", "workspace_bytes", "allocated_bytes")  # of `tune`
 _WATCHED = (
     "aten::convolution",
@@ -33,9 +32,8 @@ _WATCHED = (
 
 # Torch's own convolutions under other settings: how many plans `cudnn.benchmark` tries, 0 for all,
 # and the variables set for the process. The cap is cuDNN's (release notes of 8.0.5): MiB, of the
-# workspace that its legacy functions return. Whether torch's plans of today keep it is not
-# documented: the workspace seen tells. `TORCH_CUDNN_V8_API_DISABLED` has torch use the legacy
-# functions.
+# workspace that its legacy functions return, which the second variable has torch use. Whether
+# torch's plans of today keep it is not documented: the workspace seen tells.
 _CAP, _LEGACY = "CUDNN_CONV_WSCAP_DBG", "TORCH_CUDNN_V8_API_DISABLED"
 SETTINGS: dict[str, tuple[int | None, tuple[str, ...]]] = {
     PLAIN: (None, ()),
@@ -49,19 +47,16 @@ SETTINGS: dict[str, tuple[int | None, tuple[str, ...]]] = {
 def iterations(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time a network's iteration untuned, and held to a limit with each policy, all in turns.
 
-    Forms are torch's own twice, which shows the scatter of one and the same thing; `tune` without a
-    binding limit, which is not timed where it leaves the model as it was, and else in more rounds;
-    and `tune` held to the limit by each policy. A form that cannot be held is listed with the
-    smallest limit that would do. This process measures and divides; the iterations are
-    timed in it and in others after each other, which find the measurements in a file.
-
+    Forms are torch's own twice, which shows the scatter; `tune` without a binding limit, in more
+    rounds unless it leaves the model as it was; and held to the limit by each policy, or listed
+    with the smallest limit that would do. Further processes find the measurements in a file.
     With ``rivals`` in the configuration, torch's own under other settings are run instead.
     """
     if config.get("rivals"):
         return _rivals(config, device)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/times.sqlite"
-        BenchmarkCache(Path(path)).take(building.shared(config, device))
+        BenchmarkCache(Path(path)).take(experiments.shared(config, device))
         first, described = timed_forms(config, device, path, measured=True)
         samples, own = [first], [dict(config), device, path, False]
         for _ in range(config["processes"] - 1):
@@ -105,7 +100,7 @@ def rival(config: Config, device: str, name: str) -> dict[str, Any]:
     limit, cudnn = SETTINGS[name][0], torch.backends.cudnn
     cudnn.benchmark, cudnn.benchmark_limit = limit is not None, limit or 0
     with machine(config, device), rounding(config, device):
-        step = partial(iteration, *building.build_network(config, device))
+        step = partial(iteration, *experiments.build_network(config, device))
         step()  # chooses the plans
         with _Workspace(device) as seen:
             step()
@@ -137,7 +132,7 @@ def timed_forms(
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """The seconds of each form's iterations, and, where `measured`, the outcome of each form."""
     with machine(config, device), rounding(config, device):
-        plain, images, labels = building.build_network(config, device)
+        plain, images, labels = experiments.build_network(config, device)
         # In memory: a file is written to the disk after each of hundreds of measurements.
         cache = BenchmarkCache(None)
         cache.take(BenchmarkCache(Path(path)))
@@ -155,7 +150,7 @@ def timed_forms(
                 forms[name] = model
             if not measured:
                 continue
-            loss_error, gradient_error = building.difference(model, plain, images, labels)
+            loss_error, gradient_error = experiments.difference(model, plain, images, labels)
             seen: int | None = None
             if images.device.type == "cpu":
                 inside = peak_inside(partial(iteration, model, images, labels), _WATCHED)

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.design import Chosen, Run, claims_of
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import mib, ms, or_none, times
+from repro.experiments.microconv.measured import mib, ms, or_none
 from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PAPER, PLAIN, network_name
 from repro.experiments.query import Results
+from repro.experiments.view import panel
 from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from repro.plots import Effect
 
 UNDIVIDED, DIVIDED = "WR undivided", "WR powerOfTwo"
 # With the paper's speed-ups of an iteration over undivided.
@@ -77,11 +76,9 @@ def _most_rounds(record: Record, *names: str) -> tuple[str, ...]:
 
 
 def over_undivided(results: Results, role: str) -> Estimate:
-    """How much faster a network's iterations are divided than undivided.
+    """How much faster a network's iterations are divided than undivided, with notes.
 
-    With a note on the fallbacks of undivided, and torch's own speed. Which algorithms the
-    kernels took is not recorded: those for which torch's own takes more than the limit run by
-    others, of which some are this package's.
+    Kernels for which torch's own takes more than the limit run by others; by which is not recorded.
     """
     record = results.need("iterations", role=role, rivals=None)
     forms = [_form(record, name) for name in (UNDIVIDED, DIVIDED)]
@@ -128,43 +125,25 @@ def _row(record: Record, name: str) -> dict[str, Any]:
         taken = "left as it was"
     elif "error" in outcome:
         taken = "failed"
-    over_torch = or_none(gain, record, *_most_rounds(record, PLAIN, name))
-    changed = outcome.get("gradient_error")
     return {
         "network": network_name(record),
         "form": f"torch's own, {name}" if rival else name,
         "limit (MiB)": limit,
-        "paper": times(CLAIM.effect_of(record.config["role"])) if name == DIVIDED else DASH,
-        "over undivided": str(or_none(gain, record, UNDIVIDED, name) or DASH),
-        "over torch's own": str(over_torch or DASH),
+        "paper": CLAIM.effect_of(record.config["role"]) if name == DIVIDED else None,
+        measured.UNDIVIDED: or_none(gain, record, UNDIVIDED, name),
+        measured.TORCH: or_none(gain, record, *_most_rounds(record, PLAIN, name)),
         "iteration (ms)": taken,
-        "processes": len(samples),
         "largest seen (MiB)": mib(outcome.get("seen_bytes")),
-        "gradients differ by": DASH if changed is None else f"{changed:.0g}",
     }
 
 
 def figure(results: Results) -> "Figure":
     """Speed-ups of each network's forms; the paper's of divided over undivided."""
-    shown = {
-        AGAIN: "torch's own, a second time, over itself",
-        UNDIVIDED: "undivided over torch's own",
-        DIVIDED: "divided (powerOfTwo) over torch's own",
-        FREE: "tuned without a limit over torch's own",
-    }
-    groups = {}
-    for role, record in _ran(results).items():
-        rows: list[Effect] = []
-        if limit := record.config["limit_mib"]:
-            faster = or_none(over_undivided, results, role)
-            rows.append(measured.effect("divided over undivided", CLAIM.effect_of(role), faster))
-        for name, label in shown.items():
-            if found := or_none(gain, record, *_most_rounds(record, PLAIN, name)):
-                rows.append(measured.effect(label, None, found))
-        if len(rows) > 1:  # more than torch's own
-            groups[network_name(record) + (f", {limit:g} MiB" if limit else ", no limit")] = rows
-    told = "speed-up of an iteration; right of 1 is faster"
-    return measured.draw_effects(groups, told, "ours: iterations, forward and backward")
+    axis = "speed-up of an iteration; right of 1 is faster"
+    title = panel("iterations, forward and backward")
+    rows = sorted(table(results), key=lambda row: row["paper"] is None)  # these first
+    shown = [row if row["paper"] else row | {measured.UNDIVIDED: None} for row in rows]
+    return measured.draw(shown, ["network"], "form", axis, title)
 
 
 def divided_faster(results: Results) -> Cases:
@@ -216,7 +195,7 @@ def no_slower(results: Results) -> Cases:
 ITERATIONS = runs.artefact(
     "iterations",
     plan=planned,
-    rows=table,
+    rows=lambda results: measured.told(table(results)),
     draw=figure,
     claims={"divided_faster": divided_faster, "wd_over_wr": wd_over_wr, "no_slower": no_slower},
 )

@@ -15,50 +15,46 @@ import pandas as pd
 from repro.experiments import judge
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, deterministic, unsure
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, or_none, times
+from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, or_none
 from repro.experiments.microconv.runs import AMPLE, LIMITS_MIB, MIB, PAPER, SMALL, Cell
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import DASH
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from repro.microconv import Division
-    from repro.plots import Effect
 
 # Figure 1: each layer's workspace and time, undivided.
+
+_KEPT = ("data (MiB)", "filters (MiB)")
 
 
 def _layers(results: Results) -> pd.DataFrame:
     """AlexNet's layers, one a row: MiB of data and filters, MiB and ms of its kernels by limit.
 
-    Data is read and written, and both have gradients. NaN where a kernel does not fit undivided.
+    Data and filters with their gradients. NaN where a kernel does not fit undivided.
     """
     rows = []
     for entry in measured.entries(measured.alexnet(results)):
-        row = {"layer": entry["layer"], "data": 2 * entry["data_bytes"] / MIB}
-        row["filters"] = 2 * entry["filter_bytes"] / MIB
+        row = {"layer": entry["layer"], "data (MiB)": 2 * entry["data_bytes"] / MIB}
+        row["filters (MiB)"] = 2 * entry["filter_bytes"] / MIB
         for cell in map(Cell, LIMITS_MIB):
             best = divide(entry, cell.limit_mib(results.profile), "undivided")
             told = cell.told(results.profile)
             row[f"{told}: workspace"] = best.workspace_bytes / MIB if best else math.nan
             row[f"{told}: ms"] = 1e3 * best.time_s if best else math.nan
         rows.append(row)
-    frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else ["layer", "data", "filters"])
+    frame = pd.DataFrame(rows, columns=None if rows else ["layer", *_KEPT])
     sums = dict.fromkeys(frame.columns[3:], lambda own: own.sum(skipna=False))
-    return frame.groupby("layer").agg({"data": "first", "filters": "first", **sums})
+    return frame.groupby("layer").agg({**dict.fromkeys(_KEPT, "first"), **sums})
 
 
 def figure1_table(results: Results) -> list[dict[str, Any]]:
     """Workspace and time of the best undivided algorithms at each limit, by layer."""
-    frame = _layers(results).rename(columns={"data": "data (MiB)", "filters": "filters (MiB)"})
-    absent = {name: "does not fit" if name.endswith("workspace") else DASH for name in frame}
-    return [
-        {"layer": layer}
-        | {n: absent[n] if math.isnan(value) else f"{value:,.1f}" for n, value in row.items()}
-        for layer, row in frame.to_dict("index").items()
-    ]
+    rows = _layers(results).map("{:,.1f}".format).replace("nan", "does not fit").reset_index()
+    return rows.to_dict("records")
 
 
 def figure1(results: Results) -> "Figure":
@@ -67,16 +63,19 @@ def figure1(results: Results) -> "Figure":
 
     figure, axes = plots.new_axes(1, 2, 10.5, 3.7)
     figure.suptitle(runs.title_of(measured.alexnet(results)), fontsize=11)
-    frame, (left, right) = _layers(results), axes[0]
-    limits = {name: f"best within {name.partition(':')[0]}" for name in frame.columns[2:]}
-    memory, time = frame.filter(regex="data|filters|workspace"), frame.filter(like=": ms")
-    colours = ("#d3d8df", "#8a93a0", *measured.LIMITS)
-    measured.draw_bars(left, memory.rename(columns=limits), colours)
-    measured.draw_bars(right, time.rename(columns=limits), measured.LIMITS)
-    left.set(title="data, filters and workspace", ylabel="MiB")
-    right.set(title="time, forward and backward", ylabel="ms")
-    plots.legend_below(figure, 5)
+    frame = _layers(results)
+    for axis, times, unit in zip(axes[0], (False, True), ("MiB", "ms"), strict=True):
+        shown = frame.loc[:, frame.columns.str.endswith(": ms") == times]
+        _draw_bars(axis, shown, kind="bar", rot=0, ylabel=unit)
     return figure
+
+
+def _draw_bars(axis: "Axes", frame: pd.DataFrame, kind: str, **options: Any) -> None:
+    """Draw the rows of a frame as groups of bars, a colour a column; nothing of an empty frame."""
+    if frame.size:
+        frame.astype(float).plot(ax=axis, kind=kind, width=0.8, edgecolor="white", **options)
+        axis.legend(fontsize=8)
+    axis.grid(axis="y" if kind == "barh" else "x", visible=False)
 
 
 def workspace_as_large(results: Results) -> Cases:
@@ -88,7 +87,7 @@ def workspace_as_large(results: Results) -> Cases:
     taken = frame[f"{told}: workspace"].sum(skipna=False)
     if math.isnan(taken):
         raise NotRun(f"not every kernel fits into {cell.limit_mib(results.profile)} MiB undivided")
-    kept = frame[["data", "filters"]].sum().sum()
+    kept = frame[[*_KEPT]].sum().sum()
     text = f"{taken:,.1f} MiB of workspace within {told}, for {kept:,.1f} of data and filters:"
     over = max(taken, 1 / MIB) / kept  # a byte, where none is taken
     return {"AlexNet": replace(deterministic(over, log=True), label=text)}
@@ -97,8 +96,7 @@ def workspace_as_large(results: Results) -> Cases:
 def fast_needs_more(results: Results) -> Cases:
     """Whether the fastest undivided algorithm of each kernel needs more than the small limit.
 
-    The fastest is that within the ample limit; kernels for which there is none are left out. The
-    evidence names the algorithm that fits into the small limit, and how many times as slow it is.
+    The fastest within the ample limit; the evidence names the one that fits into the small one.
     """
     kernels = measured.entries(measured.alexnet(results))
     if not kernels:
@@ -143,44 +141,35 @@ def conv2_front(results: Results) -> "tuple[Entry | None, list[Division], str]":
 def figure6_table(results: Results) -> list[dict[str, Any]]:
     """The desirable divisions of conv2, forward."""
     return [
-        {
-            "workspace (MiB)": f"{division.workspace_bytes / MIB:,.2f}",
-            "time (ms)": ms(division.time_s),
-            "division": str(division),
-        }
-        for division in conv2_front(results)[1]
+        {"workspace (MiB)": mib(d.workspace_bytes), "time (ms)": ms(d.time_s), "division": str(d)}
+        for d in conv2_front(results)[1]
     ]
 
 
 def draw_front(
-    entry: Entry | None,
-    divisions: "Sequence[Division]",
-    title: str,
-    limit_mib: float | None = None,
+    entry: Entry | None, divisions: "Sequence[Division]", title: str, limit_mib: float | None = None
 ) -> "Figure":
     """Draw a kernel's Pareto front, and the division behind every point as a bar.
 
-    The axes are those of the whole front. A limit is a line, with a ring around the point chosen.
+    A limit is a line, with a ring around the point chosen.
     """
     from repro import plots
 
     figure, axes = plots.new_axes(1, 2, 10.5, max(3.4, 1.6 + 0.3 * len(divisions)))
     curve, bars = axes[0]
     points = [(d.workspace_bytes / MIB, 1e3 * d.time_s) for d in divisions]
-    style: dict[str, Any] = {"color": plots.OURS, "drawstyle": "steps-post"}
     if points:
+        style: dict[str, Any] = {"color": plots.OURS, "drawstyle": "steps-post"}
         curve.plot(*zip(*points, strict=True), "o-", label="desirable divisions", **style)
     if entry:
         own = entry["native_bytes"] / MIB, 1e3 * entry["native_s"]
         curve.plot(*own, "s", color=plots.INK, ms=8, label="torch's own")
-        wide, high = (1.1 * max(ends) for ends in zip(own, *points, strict=True))
-        curve.set(xlim=(-0.03 * wide, max(wide, 1e-9)), ylim=(0, high))
     if limit_mib is not None:
         curve.axvline(limit_mib, ls="--", lw=1.5, label="limit", color="#9a4a22")
-        if fitting := [point for point in points if point[0] <= limit_mib]:
-            ring: dict[str, Any] = {"ms": 14, "mfc": "none", "mew": 2, "color": "#9a4a22"}
-            curve.plot(*fitting[-1], "o", label="chosen", **ring)
+        for point in [point for point in points if point[0] <= limit_mib][-1:]:
+            curve.plot(*point, "o", ms=14, mfc="none", mew=2, color="#9a4a22", label="chosen")
     curve.set(xlabel="workspace (MiB)", ylabel="time (ms)", title="Pareto front")
+    curve.set_ylim(bottom=0)
     looks = plots.styles(sorted({name for division in divisions for _, name in division.parts}))
     for row, division in enumerate(divisions):
         left = 0
@@ -215,23 +204,6 @@ def _ran(record: Record) -> dict[Ran, dict[str, Any]]:
     return {(row["limit_mib"], row["policy"]): row for row in record.metrics["checked"]}
 
 
-def conv2_cells(results: Results) -> list[tuple[Ran, dict[str, Any], str, Estimate | None]]:
-    """Divisions of conv2 by limit and policy: numbers (none where it does not fit), words, gain.
-
-    A record says nothing of policies whose micro-batch sizes it does not hold.
-    """
-    from repro.microconv import Division
-
-    rows = []
-    for record in results.ok("candidates", layer="conv2")[:1]:
-        tried = [p for p in runs.POLICIES if p != "all" or record.config["policy"] == "all"]
-        for cell in itertools.product(FIGURE10_LIMITS, tried):
-            found = _ran(record).get(cell, {})
-            told = str(Division(0.0, 0, found["parts"])) if found else "does not fit"
-            rows.append((cell, found, told, or_none(conv2_gain, results, cell)))
-    return rows
-
-
 def conv2_gain(results: Results, cell: Ran) -> Estimate:
     """How much faster conv2 runs than undivided, each in turns with torch's own, by processes."""
     gains = []
@@ -244,40 +216,32 @@ def conv2_gain(results: Results, cell: Ran) -> Estimate:
     return deterministic(1.0, log=True) if set(gains) == {1.0} else judge.mean_of(gains, log=True)
 
 
-def figure10_table(results: Results) -> list[dict[str, Any]]:
-    """The divisions of conv2 by limit and policy."""
-    published = PAPER["figure10"]
-    paper = {
-        "undivided": f"GEMM, {published['undivided_kib']} KiB; FFT, {published['fft_mib']} MiB",
-        "powerOfTwo": f"{published['power_of_two_mib']} MiB, 32s",
-        "all": times(published["speedup_all"]),
-    }
-    return [
-        {
-            "limit (MiB)": limit,
-            "policy": policy,
-            "paper": paper[policy] if limit == published["limit_mib"] else DASH,
-            "division": told,
-            "workspace (MiB)": mib(found.get("workspace_bytes")),
-            "time (ms)": ms(found.get("time_s")),
-            "torch's own (ms)": ms(found.get("native_s")),
-            "over undivided": str(gain or DASH),
-        }
-        for (limit, policy), found, told, gain in conv2_cells(results)
-    ]
+def conv2_rows(results: Results) -> list[dict[str, Any]]:
+    """The divisions of conv2 by limit and policy, those of the micro-batch sizes that it has."""
+    from repro.microconv import Division
+
+    rows = []
+    for record in results.ok("candidates", layer="conv2")[:1]:
+        ran, widest = _ran(record), record.config["policy"]
+        for cell in itertools.product(FIGURE10_LIMITS, runs.POLICIES):
+            if cell[1] == "all" != widest:
+                continue
+            found = ran.get(cell, {})
+            paper = PAPER["figure10"]["speedup_all"] if cell == (64, widest) else None
+            row = {"limit": f"{cell[0]} MiB", "policy": cell[1], "paper": paper}
+            row["division"] = str(Division(0.0, 0, found["parts"])) if found else "does not fit"
+            row["workspace (MiB)"] = mib(found.get("workspace_bytes"))
+            row["time (ms)"] = ms(found.get("time_s"))
+            row["torch's own (ms)"] = ms(found.get("native_s"))
+            gain = None if cell[1] == "undivided" else or_none(conv2_gain, results, cell)
+            rows.append(row | {measured.UNDIVIDED: gain})
+    return rows
 
 
 def figure10(results: Results) -> "Figure":
     """The speed-ups of conv2's divisions over undivided within the same limit."""
-    groups: dict[str, list[Effect]] = {}
-    cells = conv2_cells(results)
-    for cell, _, told, gain in cells:
-        # The paper's is with all sizes: ours is with the most that ran.
-        paper = PAPER["figure10"]["speedup_all"] if cell == cells[-1][0] else None
-        rows = groups.setdefault(f"within {cell[0]} MiB", [])
-        rows.append(measured.effect(f"{cell[1]}: {told}", paper, gain))
-    told = "speed-up of conv2, forward, over undivided"
-    return measured.draw_effects(groups, told, conv2_front(results)[2])
+    told, title = "speed-up of conv2, forward", conv2_front(results)[2]
+    return measured.draw(conv2_rows(results), ["limit", "policy"], "division", told, title)
 
 
 def _bound_cell(results: Results) -> tuple[Ran, dict[str, Any], Entry]:
@@ -317,7 +281,7 @@ def conv2_faster(results: Results) -> Cases:
 FIGURE10 = runs.artefact(
     "figure10",
     plan=lambda profile, chosen: [runs.conv2(profile)],
-    rows=figure10_table,
+    rows=lambda results: measured.told(conv2_rows(results)),
     draw=figure10,
     claims={"admits_algorithm": admits_algorithm, "conv2_faster": conv2_faster},
 )
@@ -328,25 +292,20 @@ FIGURE10 = runs.artefact(
 FIGURE12_PAPER = PAPER["figure12"]
 
 
-def share_out(kernels: Sequence[Entry], total_mib: float) -> "list[Division]":
-    """The divisions that WD chooses; none where the total admits none."""
+def share_out(record: Record | None, total_mib: float) -> "list[tuple[Entry, Division]]":
+    """A network's kernels with the divisions that WD chooses; none where it can choose none."""
     from repro.microconv import assign_workspaces
 
+    kernels = measured.entries(record)
     try:
         chosen = assign_workspaces(dict(enumerate(map(front, kernels))), int(total_mib * MIB))
     except ValueError:
         return []
-    return [chosen[index] for index in range(len(kernels))]
+    return [(entry, chosen[index]) for index, entry in enumerate(kernels)]
 
 
 def _total_mib(results: Results) -> float:
     return Cell(FIGURE12_PAPER["total_mib"]).limit_mib(results.profile)
-
-
-def assignment(results: Results) -> "list[tuple[Entry, Division]]":
-    """AlexNet's kernels with the divisions that WD chooses; none where it can choose none."""
-    kernels = measured.entries(measured.alexnet(results))
-    return list(zip(kernels, share_out(kernels, _total_mib(results)), strict=False))
 
 
 def figure12_table(results: Results) -> list[dict[str, Any]]:
@@ -356,58 +315,38 @@ def figure12_table(results: Results) -> list[dict[str, Any]]:
             "kernel": measured.label(entry),
             "workspace (MiB)": mib(division.workspace_bytes),
             "time (ms)": ms(division.time_s),
-            "torch's own (ms)": ms(entry["native_s"]),
             "division": str(division),
         }
-        for entry, division in assignment(results)
+        for entry, division in share_out(measured.alexnet(results), _total_mib(results))
     ]
 
 
-def figure12(results: Results) -> "Figure":
-    """The workspace of every kernel, by WR at the small limit and by WD."""
-    record, each_mib = measured.alexnet(results), Cell(SMALL).limit_mib(results.profile)
-    return draw_shares(record, each_mib, _total_mib(results))
-
-
-def draw_shares(
-    record: Record | None, each_mib: float, total_mib: float, largest_mib: float | None = None
-) -> "Figure":
-    """Draw the workspace of a network's kernels under WR and under WD as paired bars.
-
-    The axis ends at `largest_mib`, by default with the bars.
-    """
+def draw_shares(record: Record | None, each_mib: float, total_mib: float) -> "Figure":
+    """Draw the workspace of a network's kernels under WR and under WD as paired bars."""
     from repro import plots
 
     kernels = measured.entries(record)
     figure, axes = plots.new_axes(1, 1, 10.5, 1.9 + 0.36 * max(3, len(kernels)))
     axis = axes[0, 0]
-    shared: Sequence[Division | None] = share_out(kernels, total_mib) or [None] * len(kernels)
     frame = pd.DataFrame(index=[measured.label(entry) for entry in kernels])
     for name, divisions in (
-        (f"WR, {round(each_mib, 1):g} MiB for each", [divide(e, each_mib) for e in kernels]),
-        (f"WD, {round(total_mib, 1):g} MiB for all", shared),
+        (f"WR, {each_mib:,.1f} MiB for each", [divide(entry, each_mib) for entry in kernels]),
+        (f"WD, {total_mib:,.1f} MiB for all", [d for _, d in share_out(record, total_mib)]),
     ):
         needs = [division.workspace_bytes / MIB if division else None for division in divisions]
-        unfit = f", {needs.count(None)} kernels do not fit" * (None in needs)
-        frame[f"{name}: {sum(n or 0 for n in needs):,.1f} MiB in all{unfit}"] = needs
-    measured.draw_bars(axis, frame, measured.LIMITS[::2], kind="barh")
-    axis.set_ylim(max(1, len(kernels)) - 0.45, -0.55)
-    axis.set_xlim(0, largest_mib)
-    axis.set_xlabel("workspace (MiB)")
-    plots.legend_below(figure, 3)
+        frame[name] = needs or math.nan
+    _draw_bars(axis, frame, kind="barh", xlabel="workspace (MiB); no bar: does not fit")
+    axis.invert_yaxis()
     figure.suptitle(runs.title_of(record), fontsize=11)
     return figure
 
 
 def _shared_out(results: Results) -> "list[tuple[Entry, Division]]":
-    """The divisions of WD, where the total is less than the fastest divisions would take.
-
-    They follow times that were measured once: the spread of any number made of them is not known.
-    """
-    if measured.alexnet(results) is None:
+    """The divisions of WD, where the total is less than the fastest divisions would take."""
+    if (record := measured.alexnet(results)) is None:
         raise NotRun("no records")
-    chosen, total = assignment(results), _total_mib(results)
-    if not chosen:
+    total = _total_mib(results)
+    if not (chosen := share_out(record, total)):
         raise NotRun(f"not all kernels fit into {total} MiB")
     wanted = sum(front(entry)[-1].workspace_bytes for entry, _ in chosen) / MIB
     if wanted <= total:
@@ -442,6 +381,8 @@ FIGURE12 = runs.artefact(
     "figure12",
     plan=lambda profile, chosen: runs.alexnet_kernels(profile),
     rows=figure12_table,
-    draw=figure12,
+    draw=lambda results: draw_shares(
+        measured.alexnet(results), Cell(SMALL).limit_mib(results.profile), _total_mib(results)
+    ),
     claims={"middle_layers_most": middle_layers_most, "late_layers_little": late_layers_little},
 )

@@ -18,7 +18,6 @@ from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from repro.microconv import Division
@@ -30,15 +29,15 @@ Entry = dict[str, Any]  # a kernel in a record's metrics
 NATIVE = "torch:native"  # torch's own convolution
 IMPLICIT = "torch:implicit"  # where nothing else fits: this package's, as cuDNN's implicit GEMM
 FALLBACK = "undivided is our own fallback, not a library's algorithm"
-LIMITS = ("#a6cbe3", "#4a90c2", "#124a7d")  # colours, from the smallest limit to the largest
+UNDIVIDED, TORCH = "over undivided", "over torch's own"  # speed-ups, as columns of tables
 
 
 def _written(text: str, factor: float = 1.0) -> Callable[[float | None], str]:
     return lambda value: DASH if value is None else text.format(factor * value)
 
 
-# Seconds as milliseconds, bytes as MiB, and a ratio as ``1.23×``; a dash for None.
-ms, mib, times = _written("{:,.1f}", 1e3), _written("{:,.1f}", 1 / MIB), _written("{:.2f}×")
+# Seconds as milliseconds, bytes as MiB, and a ratio as ``×1.23``; a dash for None.
+ms, mib, times = _written("{:,.1f}", 1e3), _written("{:,.1f}", 1 / MIB), _written("×{:.2f}")
 
 
 def label(entry: Mapping[str, Any]) -> str:
@@ -118,10 +117,9 @@ def divided_again(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict
 def compared(mean: float, weight: float, rows: Iterable[Mapping[str, Any]]) -> Estimate:
     """A ratio made of comparisons with torch's own, given its logarithm.
 
-    Where a division is torch's own convolution undivided, its time and torch's are two medians of
-    the same thing: they differ by the scatter of a comparison alone. `rows` are kernels as they
-    ran; each measurement counts once. `weight` is the root of the sum of the comparisons' squared
-    shares, 0 where nothing that was compared differs.
+    `weight` is the root of the sum of the comparisons' squared shares, 0 where nothing that was
+    compared differs. The scatter of a comparison is that of the `rows`, kernels as they ran, whose
+    division is torch's own convolution: two medians of the same thing. Each counts once.
     """
     if not weight:
         return deterministic(math.exp(mean), log=True)
@@ -151,11 +149,7 @@ def left_to_ours(rows: Iterable[Mapping[str, Any]]) -> list[set[str]]:
 def noted(
     gain: Estimate, torchs: Estimate, rows: Sequence[Mapping[str, Any]], noun: str = "kernels"
 ) -> Estimate:
-    """A gain over undivided, with notes on its fallbacks and on torch's own speed.
-
-    `torchs` is the speed of the divisions over torch's own, which no limit holds; `rows` are the
-    undivided kernels, or what `noun` says.
-    """
+    """A gain over undivided `rows`, with notes on their fallbacks and on the gain over torch's."""
     note = f"divided is {torchs} of torch's own speed without a limit"
     if left := left_to_ours(rows):
         names = ", ".join(sorted(set().union(*left)))
@@ -195,8 +189,7 @@ def need(results: Results, *cells: Cell) -> Record:
 def gained(before: Record, after: Record) -> Estimate:
     """How much faster one record's kernels are than another's, relative to torch's own.
 
-    The error is that of the comparisons with torch's own: each is a median, and weighs as much as
-    its kernel takes of the time. Kernels whose times are the very same ones do not count.
+    In the error each kernel weighs by its time; kernels whose times are the very same do not count.
     """
     one_machine([before, after])
     sides = [fitting(before), fitting(after)]
@@ -229,9 +222,8 @@ def or_none(find: Callable[..., T], *arguments: Any, **options: Any) -> T | None
 def need_binding(undivided: Record, others: Sequence[Record | None]) -> None:
     """Check that the limit excludes an undivided algorithm worth having of some kernel.
 
-    Nothing undivided fits; or `others`, undivided with a larger limit or divided, take another
-    algorithm, which would need more than the limit for the whole mini-batch: a workspace is in
-    proportion to the batch, but for that of `IMPLICIT`, which is always the same.
+    Some kernel does not fit undivided; or `others` take another algorithm, which would need more
+    than the limit for the whole mini-batch (in proportion, except `IMPLICIT`).
     """
     if unfit(undivided):
         return
@@ -242,39 +234,53 @@ def need_binding(undivided: Record, others: Sequence[Record | None]) -> None:
         needs = row["workspace_bytes"] / share
         if not algorithms(row) <= known[label(row)] and needs > config["limit_mib"] * MIB:
             return
-    largest = max(row["workspace_bytes"] for row in rows) / MIB
-    raise NotRun(
-        f"no limit binds: {config['limit_mib']:,} MiB exclude nothing of {config['role']}'s "
-        f"{len(rows)} kernels, which take at most {largest:.1f} MiB undivided at a mini-batch of "
-        f"{config['batch']}"
-    )
+    within = f"{config['limit_mib']:,} MiB exclude nothing of {config['role']}'s"
+    raise NotRun(f"no limit binds: {within} {len(rows)} kernels at {config['batch']} samples")
 
 
-# Drawing.
+# Tables and figures.
 
 
-def effect(name: str, paper: float | None, gain: Estimate | None) -> "Effect":
-    """A row of `draw_effects`: the paper's ratio, and ours with its interval."""
-    if gain is None:
-        return name, paper, None, None
-    low, high = map(math.exp, gain.interval())
-    finite = math.isfinite(low) and math.isfinite(high)
-    return name, paper, math.exp(gain.mean), (low, high) if finite else None
+def told(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A table's values in words: ratios as ``×1.23``, a dash for None."""
+
+    def word(value: Any) -> Any:
+        ratio = value is None or isinstance(value, float)
+        return times(value) if ratio else str(value) if isinstance(value, Estimate) else value
+
+    return [{name: word(value) for name, value in row.items()} for row in rows]
 
 
-def draw_effects(groups: "Mapping[str, Sequence[Effect]]", xlabel: str, title: str) -> "Figure":
-    """Draw speed-ups under the names of their groups."""
+def draw(
+    rows: Sequence[Mapping[str, Any]],
+    heading: Sequence[str],
+    name: str,
+    xlabel: str,
+    title: str,
+    columns: Sequence[str] = (UNDIVIDED, TORCH),
+) -> "Figure":
+    """Draw a table's speed-ups under headings, in the first precision, beside the paper's.
+
+    Without headings those are the `columns`, of the first of which the paper's are.
+    """
     from repro import plots
 
-    rows = [row for name, own in groups.items() for row in ((name, None, None, None), *own)]
-    figure = plots.effects(rows, xlabel, headings=groups)
+    groups: dict[str, list[Effect]] = {}
+    for row in rows:
+        if row.get("setting") != rows[0].get("setting"):
+            continue
+        for over in columns:
+            paper, gain = row["paper"] if over == columns[0] else None, row.get(over)
+            if gain is None and paper is None:
+                continue
+            interval = None
+            if gain is not None and math.isfinite(sum(gain.interval())):
+                low, high = map(math.exp, gain.interval())
+                interval = low, high
+            ours = None if gain is None else math.exp(gain.mean)
+            own = groups.setdefault(", ".join(row[part] for part in heading) or over, [])
+            own.append((row[name] + f", {over}" * bool(heading), paper, ours, interval))
+    lines = [line for head, own in groups.items() for line in ((head, None, None, None), *own)]
+    figure = plots.effects(lines, xlabel, headings=groups)
     figure.suptitle(title, fontsize=11)
     return figure
-
-
-def draw_bars(axis: "Axes", frame: pd.DataFrame, colours: Sequence[str], **options: Any) -> None:
-    """Draw the rows of a frame as groups of bars, a colour a column; nothing of an empty frame."""
-    if frame.size:
-        options = {"kind": "bar", "rot": 0, "width": 0.8, "legend": False} | options
-        frame.astype(float).plot(ax=axis, color=list(colours), edgecolor="white", **options)
-    axis.grid(axis="y" if options.get("kind") == "barh" else "x", visible=False)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
@@ -16,22 +16,20 @@ from repro.experiments.microconv import measured, runs
 from repro.experiments.microconv.measured import (
     entries,
     gained,
-    mib,
     ms,
     need,
     noted,
     or_none,
+    told,
     unfit,
 )
 from repro.experiments.microconv.runs import AMPLE, MODERATE, PAPER, SMALL, Cell, network_name
 from repro.experiments.query import Results
+from repro.experiments.view import panel
 from repro.records import Record
-from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from repro.plots import Effect
 
 # ResNet-50's limits for each kernel in Figure 11: WD, and WR undivided with twice as much.
 RESNET_WD_MIB, RESNET_WR_MIB = PAPER["figure11"]["resnet50_each_mib"]
@@ -44,86 +42,60 @@ COMPARISONS = {
 }
 
 
-class Ran(NamedTuple):
-    """A network's record, its limit in words, and our and the paper's gain over WR undivided."""
-
-    record: Record
-    limit: str
-    gain: Estimate | None
-    paper: float | None
-
-
-def _ran(
+def table(
     results: Results,
     roles: Iterable[str],
     limits: Iterable[int],
     papers: Mapping[tuple[str, int, str], float],
     modes: Iterable[str] = ("WR",),
     caffe: bool = False,
-) -> list[Ran]:
+    caffes: bool = True,
+) -> list[dict[str, Any]]:
     """The networks that ran within limits, by precision, limit, policy and mode.
 
     `papers` has the paper's speed-ups by network, limit and ``MODE POLICY``; `caffe` says whether
-    the mini-batches are Figure 11's.
+    the mini-batches are Figure 11's, `caffes` whether the paper's AlexNet is Caffe's.
     """
-    found = []
+    rows = []
     cells = itertools.product(roles, runs.precisions_of(results), limits, runs.POLICIES, modes)
     for role, precision, limit, policy, mode in cells:
         cell = Cell(limit, policy, role, mode, precision, caffe)
-        if record := or_none(need, results, cell):
-            against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
-            whole = replace(cell, each_mib=against, policy="undivided", mode="WR")
-            undivided = or_none(need, results, whole)
-            gain = or_none(gained, undivided, record) if undivided else None
-            told = cell.told(results.profile) + (" in all" if mode == "WD" else " each")
-            found.append(Ran(record, told, gain, papers.get((role, limit, f"{mode} {policy}"))))
-    return found
+        if not (record := or_none(need, results, cell)):
+            continue
+        against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
+        whole = replace(cell, each_mib=against, policy="undivided", mode="WR")
+        undivided, kernels = or_none(need, results, whole), entries(record)
+        gain = None
+        if undivided not in (None, record):
+            gain = or_none(gained, undivided, record)
+        taken = f"{unfit(record)} do not fit"
+        if not unfit(record):
+            taken = ms(sum(row["time_s"] for row in kernels))
+        rows.append(
+            {
+                "network": network_name(record, caffes),
+                "setting": precision,
+                "limit": cell.told(results.profile) + (" in all" if mode == "WD" else " each"),
+                "policy": f"{mode} {policy}",
+                "paper": papers.get((role, limit, f"{mode} {policy}")),
+                measured.UNDIVIDED: gain,
+                measured.TORCH: or_none(measured.over_torch, record),
+                "convolutions (ms)": taken,
+                "left to ours": f"{len(measured.left_to_ours(kernels))} of {len(kernels)}",
+            }
+        )
+    return rows
+
+
+def figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+    """Draw speed-ups over undivided and over torch's own by network and limit."""
+    axis, title = "speed-up of the convolutions; the paper's on P100", panel("convolutions")
+    return measured.draw(rows, ["network", "limit"], "policy", axis, title)
 
 
 def _widest(results: Results) -> str:
     """The policy of the most micro-batch sizes that was run, for which the paper's numbers are."""
     return "all" if results.first("network", policy="all") else "powerOfTwo"
-
-
-def table(ran: Iterable[Ran], caffes: bool = True) -> list[dict[str, Any]]:
-    """Networks' kernels within a limit, and their speed-ups."""
-    table = []
-    for one in ran:
-        config, rows, missing = one.record.config, entries(one.record), unfit(one.record)
-        workspace = None if missing else sum(row["workspace_bytes"] for row in rows)
-        taken = f"{missing} do not fit" if missing else ms(sum(row["time_s"] for row in rows))
-        table.append(
-            {
-                "network": network_name(one.record, caffes),
-                "setting": config["setting"],
-                "limit": one.limit,
-                "policy": f"{config['mode']} {config['policy']}",
-                "paper": measured.times(one.paper),
-                "over undivided": str(one.gain or DASH),
-                "over torch's own": str(or_none(measured.over_torch, one.record) or DASH),
-                "convolutions (ms)": taken,
-                "workspace in all (MiB)": mib(workspace),
-                "left to ours": f"{len(measured.left_to_ours(rows))} of {len(rows)}",
-            }
-        )
-    return table
-
-
-def figure(ran: Sequence[Ran]) -> "Figure":
-    """Draw speed-ups over undivided and over torch's own by limit, in the first precision."""
-    groups: dict[str, list[Effect]] = {}
-    for one in ran:
-        config, missing = one.record.config, unfit(one.record)
-        if config["setting"] != ran[0].record.config["setting"]:
-            continue
-        label = f"{config['mode']} {config['policy']}" + f": {missing} do not fit" * bool(missing)
-        rows = groups.setdefault(f"within {one.limit}", [])
-        if (config["mode"], config["policy"]) != ("WR", "undivided"):
-            rows.append(measured.effect(f"{label}, over WR undivided", one.paper, one.gain))
-        torchs = or_none(measured.over_torch, one.record)
-        rows.append(measured.effect(f"{label}, over torch's own", None, torchs))
-    title = runs.title_of(ran[0].record if ran else None)
-    return measured.draw_effects(groups, "speed-up of the convolutions; the paper's on P100", title)
 
 
 def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -137,12 +109,11 @@ def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
     ]
 
 
-def figure9(results: Results) -> list[Ran]:
+def figure9(results: Results) -> list[dict[str, Any]]:
     """AlexNet at three limits with three policies."""
     best = "AlexNet", MODERATE, f"WR {_widest(results)}"
-    return _ran(
-        results, ["AlexNet"], runs.LIMITS_MIB, {best: PAPER["figure9"]["speedup_64"]["P100"][1]}
-    )
+    papers = {best: PAPER["figure9"]["speedup_64"]["P100"][1]}
+    return table(results, ["AlexNet"], runs.LIMITS_MIB, papers)
 
 
 def _divided(results: Results, limit_mib: int) -> Record:
@@ -153,8 +124,8 @@ def _divided(results: Results, limit_mib: int) -> Record:
 def divided_faster(results: Results, limit_mib: int) -> Cases:
     """The gain of dividing within a limit; to fit only divided is a gain, too.
 
-    The moderate limit has to exclude an algorithm, the others to be no looser than the paper's:
-    workspaces grow with the mini-batch, and a limit that does not shrink with it excludes less.
+    The moderate limit has to exclude an algorithm, the others to be no looser for a sample than the
+    paper's.
     """
     undivided, divided = need(results, Cell(limit_mib)), _divided(results, limit_mib)
     config = undivided.config
@@ -210,7 +181,7 @@ def power_of_two_as_good(results: Results) -> Cases:
 FIGURE9 = runs.artefact(
     "figure9",
     plan=figure9_runs,
-    rows=lambda results: table(figure9(results)),
+    rows=lambda results: told(figure9(results)),
     draw=lambda results: figure(figure9(results)),
     claims={
         "moderate_faster": partial(divided_faster, limit_mib=MODERATE),
@@ -245,7 +216,7 @@ def table5(results: Results) -> list[dict[str, Any]]:
         for policy, time in row.items()
     }
     roles = dict.fromkeys(role for role, *_ in papers)
-    return table(_ran(results, roles, [MODERATE], papers), caffes=False)
+    return told(table(results, roles, [MODERATE], papers, caffes=False))
 
 
 TABLE5 = runs.artefact("table5", plan=table5_runs, rows=table5)
@@ -277,12 +248,12 @@ def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
     ]
 
 
-def figure11(results: Results) -> list[Ran]:
+def figure11(results: Results) -> list[dict[str, Any]]:
     """AlexNet and ResNet-50 under WR, and under WD with the same workspace in all."""
     best = "AlexNet", SMALL, f"WD {_widest(results)}"
     papers = {best: PAPER["figure11"]["alexnet_120"][1]}
     limits = (SMALL, RESNET_WD_MIB, RESNET_WR_MIB, MODERATE, AMPLE)
-    return _ran(results, PAPER["figure11"]["kernels"], limits, papers, runs.MODES, caffe=True)
+    return table(results, PAPER["figure11"]["kernels"], limits, papers, runs.MODES, caffe=True)
 
 
 def wd_faster(results: Results) -> Cases:
@@ -309,9 +280,7 @@ def wd_faster(results: Results) -> Cases:
 FIGURE11 = runs.artefact(
     "figure11",
     plan=figure11_runs,
-    rows=lambda results: table(figure11(results)),
-    draw=lambda results: figure(
-        [one for one in figure11(results) if one.record.config["role"] == "AlexNet"]
-    ),
+    rows=lambda results: told(figure11(results)),
+    draw=lambda results: figure([row for row in figure11(results) if "AlexNet" in row["network"]]),
     claims={"wd_faster": wd_faster},
 )

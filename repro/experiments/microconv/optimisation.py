@@ -29,26 +29,22 @@ def _median_ms(record: Record, name: str) -> str:
 
 def table(results: Results) -> list[dict[str, Any]]:
     """The seconds that a first tuning of AlexNet takes, and the solver's."""
-    rows: list[list[Any]] = []
+    rows = []
     for policy, seconds in (("powerOfTwo", COST["power_of_two_s"]), ("all", COST["all_s"])):
         for record in tunings(results, policy)[:1]:
-            what = f"AlexNet, policy {policy}: measure and divide"
-            ours = f"{tuning_s(record):,.2f} s"
-            rows.append([what, f"{seconds} s", ours, record.metrics["measured"]])
+            row = {"what": f"AlexNet, policy {policy}: measure and divide", "paper": f"{seconds} s"}
+            row["ours"] = f"{tuning_s(record):,.2f} s"
+            rows.append(row | {"times measured": record.metrics["measured"]})
     for record in [*results.ok("solver"), *results.ok("programme")]:
-        metrics = record.metrics
         for name, timing in record.timings.items():
             what, paper = name, PAPER_MS.get(name)
             if name in OWN:
-                what = f"WD, ResNet-152's own {metrics['kernels']} kernels, {metrics['variables']} "
-                what += f"variables, {mib(metrics['total_bytes'][name])} MiB ({name})"
-            elif paper:
-                what += " (made-up fronts)"
-            told = f"{paper} ms" if paper else DASH
-            rows.append([what, told, _median_ms(record, name), len(timing["samples_s"])])
-    return [
-        dict(zip(("what", "paper", "ours", "times measured"), row, strict=True)) for row in rows
-    ]
+                variables, total = record.metrics["variables"], record.metrics["total_bytes"][name]
+                what = f"WD, ResNet-152's own {variables} variables, {mib(total)} MiB ({name})"
+            row = {"what": what, "paper": f"{paper} ms" if paper else DASH}
+            row["ours"] = _median_ms(record, name)
+            rows.append(row | {"times measured": len(timing["samples_s"])})
+    return rows
 
 
 def power_of_two_saves(results: Results) -> Cases:

@@ -58,12 +58,9 @@ def policies(profile: str, role: str = "AlexNet") -> tuple[str, ...]:
 
 
 def alexnet_kernels(profile: str, policy: str = "") -> list[Run]:
-    """The measurement of AlexNet's kernels from an empty cache, by default at the most sizes.
-
-    On a GPU `all` is measured layer by layer, each of which takes a minute or so.
-    """
+    """The measurement of AlexNet's kernels from an empty cache, by default at the most sizes."""
     policy = policy or policies(profile)[-1]
-    if profile == "gpu" and policy == "all":
+    if profile == "gpu" and policy == "all":  # layer by layer, each of which takes a minute or so
         return [_layer(profile, name) for name in LAYERS]
     config = _network(profile, "AlexNet", policy=policy)
     return [Run("candidates", config, (0,), f"AlexNet, fp32, {policy}")]
@@ -178,10 +175,7 @@ def cluster(profile: str) -> Run:
 
 
 def optimisation(profile: str, chosen: Chosen) -> list[Run]:
-    """AlexNet from an empty cache, the solver on made-up fronts and on ResNet-152's own kernels.
-
-    Under `long` those of quick, the first by several processes.
-    """
+    """AlexNet from an empty cache, the solver on made-up fronts and on ResNet-152's own kernels."""
     of = "quick" if profile == LONG else profile
     wanted = dict.fromkeys(("powerOfTwo", policies(of)[-1]))
     measured = [run for policy in wanted for run in alexnet_kernels(of, policy)]
@@ -196,10 +190,7 @@ def optimisation(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def stands_in(record: Record, caffes: bool = False) -> bool:
-    """Whether a record is of another network than the paper's.
-
-    With `caffes` the paper's AlexNet is Caffe's, with two groups, and not Table V's.
-    """
+    """Whether a record is of another network than the paper's, with `caffes` Caffe's AlexNet."""
     role, model = record.config["role"], record.config.get("model")
     papers = CONTENT["models"].get(CAFFE if caffes and role == "AlexNet" else role)
     return None not in (model, papers) and model != papers

@@ -77,17 +77,15 @@ def describe(entry: Entry, limit_mib: float) -> str:
 def explore_network(record: Record, percent: int) -> tuple[str, Figure]:
     """The time of a network's kernels under WR and WD with one total, and each one's workspace."""
     own = entries(record)
-    limits = list(map(limits_mib, own))
-    least, most = (sum(ends) for ends in zip(*limits, strict=True))
+    least, most = (sum(ends) for ends in zip(*map(limits_mib, own), strict=True))
     total_mib = least + (most - least) * percent / 100
     each_mib = total_mib / len(own)
     fitting = [division for entry in own if (division := divide(entry, each_mib))]
-    shared = share_out(own, total_mib)
+    shared = [division for _, division in share_out(record, total_mib)]
     wr, wd = (f"{1e3 * sum(d.time_s for d in ways):.1f} ms" for ways in (fitting, shared))
     if len(fitting) < len(own):
         wr = f"{len(own) - len(fitting)} of {len(own)} kernels do not fit"
     told = f"{total_mib:.1f} MiB for {len(own)} kernels: WR with {each_mib:.1f} MiB for each"
-    # One axis for all totals.
-    figure = draw_shares(record, each_mib, total_mib, 1.12 * max(end for _, end in limits))
+    figure = draw_shares(record, each_mib, total_mib)
     plots.sign(figure, SOURCE.format(device_name(record)))
     return f"{told}: {wr}; WD: {wd if shared else 'does not fit'}", figure
