@@ -16,8 +16,8 @@ Example:
 
 Modules, in the order of the paper: `plan` (equations 4 to 8), `server` (pull, push, merge rules),
 `progressive` (the schedule), `shares` and `worker` (one share, step by step), `engines` (the
-training loop in one process), `cluster` and `actors` (the same on Ray). `guards`, `checks` and
-`functions` refuse arguments and functions that would train wrongly.
+training loop in one process), `cluster` (the same on Ray). `checks` and `functions` refuse
+arguments and functions that would train wrongly.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning for Efficient
 Distributed Training".

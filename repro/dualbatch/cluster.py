@@ -11,29 +11,88 @@ checkpoint after each epoch's worth of commits; the local engine can continue fr
 import contextlib
 import math
 import os
+import secrets
 import shutil
 import socket
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from repro.dualbatch import own_cluster
-from repro.dualbatch.actors import WorkerActor, to_arrays, to_tensors
-from repro.dualbatch.checks import ClusterError as ClusterError
-from repro.dualbatch.checks import positive
+from torch import Tensor
+
+from repro.dualbatch.checks import ClusterError, positive
 from repro.dualbatch.engines import Engine, Job, first_line
 from repro.dualbatch.functions import differing
+from repro.dualbatch.plan import DualBatchPlan
+from repro.dualbatch.progressive import EpochSetting
 from repro.dualbatch.server import Pull
-from repro.dualbatch.worker import Trained
-from repro.measure import accelerator
+from repro.dualbatch.worker import Recipe, Trained, Worker
+from repro.measure import CheckpointError, accelerator
 
 CHECK_S = 5.0  # seconds without news after which the driver checks that the cluster answers
 PLACE_S = 120.0  # seconds that a worker may wait for room on the cluster
 RESTARTS = 3  # replacements of each worker before the run ends
 _GO_ON = "run again with the same checkpoint=... to go on from the last epoch"
+
+
+class WorkerActor:
+    """A worker as an actor: it trains the shares that the driver sends it."""
+
+    worker: Worker | None = None
+
+    def prepare(self, recipe: Recipe, plan: DualBatchPlan) -> None:
+        """Make the model, so that the clock starts when all workers are ready."""
+        with _portable("a worker"):
+            self.worker = Worker(recipe, plan)
+
+    def train(
+        self, number: int, iteration: int, state: Any, setting: EpochSetting, before: Any
+    ) -> Trained:
+        """Train a share by `Worker.train`; all tensors that cross are on the host."""
+        assert self.worker is not None
+        with _portable(f"worker {number}"):
+            done = self.worker.train(number, iteration, state, setting, before)
+            if (changed := self.worker.changed()) is not None:
+                raise CheckpointError(f"workers on a cluster are replaced, and {changed}")
+        left = {"state": _on_host(done.state), "optimizer": _on_host(done.optimizer)}
+        return replace(done, loss=float(done.loss), **left)
+
+
+def _on_host(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _on_host(value) for name, value in tree.items()}
+    # Copied, since a view would be sent with all of its storage.
+    return tree.detach().to("cpu", copy=True) if isinstance(tree, Tensor) else tree
+
+
+@contextlib.contextmanager
+def _portable(who: str) -> Iterator[None]:
+    """Replace an exception of a user's function that another process could not rebuild."""
+    try:
+        yield
+    except Exception as error:
+        if _crosses(error):
+            raise
+        text = "".join(traceback.format_exception_only(error)).strip()
+        raise ClusterError(
+            f"{who}: {text} (this exception cannot be sent from process to process itself; for "
+            "that it has to be made again by its class and args)"
+        ) from error
+
+
+def _crosses(error: Exception) -> bool:
+    import ray
+
+    try:
+        again = ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
+        return type(again).__name__ == type(error).__name__ and str(again) == str(error)
+    except Exception:
+        return False
 
 
 class RayEngine(Engine):
@@ -52,10 +111,7 @@ class RayEngine(Engine):
     now_s = float("nan")
 
     def __init__(
-        self,
-        job: Job,
-        address: str | None = None,
-        cpus_per_worker: float | None = None,
+        self, job: Job, address: str | None = None, cpus_per_worker: float | None = None
     ) -> None:
         self._address = address or None
         self._cpus = positive("cpus_per_worker", 1 if cpus_per_worker is None else cpus_per_worker)
@@ -93,9 +149,9 @@ class RayEngine(Engine):
 
     def start(self, number: int, pull: Pull) -> None:
         """Send a worker its share."""
-        before = to_arrays(self.server.optimizers.get(number))
+        before = _on_host(self.server.optimizers.get(number))
         self.running[number] = self._actors[number].train.remote(
-            number, pull.iteration, to_arrays(pull.state), self.setting_of(pull), before
+            number, pull.iteration, _on_host(pull.state), self.setting_of(pull), before
         )
 
     def next_end(self) -> tuple[int, Trained, float]:
@@ -110,7 +166,7 @@ class RayEngine(Engine):
             (number,) = (n for n, share in self.running.items() if share == ready[0])
             del self.running[number]
             try:
-                done = ray.get(ready[0])
+                return number, ray.get(ready[0]), time.perf_counter() - self._begun
             except ray.exceptions.RayActorError as death:
                 self._deaths[number] += 1
                 if self._deaths[number] > RESTARTS:
@@ -120,9 +176,6 @@ class RayEngine(Engine):
                     ) from death
                 self._make_actors([number])
                 self.start(number, self.server.pulls[number])
-                continue
-            tensors = {"state": to_tensors(done.state), "optimizer": to_tensors(done.optimizer)}
-            return number, replace(done, **tensors), time.perf_counter() - self._begun
 
     def changed(self) -> str | None:
         """Name the functions that changed in this process, or None."""
@@ -194,9 +247,12 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
     with contextlib.ExitStack() as stack:
         if not ray.is_initialized():
             if address is None:
-                stack.enter_context(own_cluster.guarded())
+                stack.enter_context(_guarded())
             stack.callback(ray.shutdown)
-            _connect(ray, address, needed, state_bytes)
+            try:
+                _start(ray, needed, state_bytes) if address is None else _join(ray, address)
+            except (Exception, SystemExit) as error:  # Ray raises a bare Exception at a timeout
+                raise ClusterError(f"{_why(address)} ({first_line(error)})") from error
         held = ray.cluster_resources()
         for kind, amount in needed.items():
             if held.get(kind, 0) < amount:
@@ -207,38 +263,73 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
         yield ray
 
 
-def _connect(ray: Any, address: str | None, needed: Mapping[str, float], state_bytes: int) -> None:
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        if address is None:
-            free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 2**31
-            memory = int(min(0.8 * free, 2**28 + 32 * state_bytes))
-            cpus, gpus = (math.ceil(needed[kind]) for kind in ("CPU", "GPU"))
-            own_cluster.start(
-                ray,
-                num_cpus=max(1, cpus),
-                num_gpus=gpus or None,
-                object_store_memory=max(memory, 80 * 2**20),
-                **quiet,
-            )
-            return
-        host, colon, port = address.rpartition(":")
-        if colon and "://" not in address:  # Ray itself would retry for many minutes
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address=address, **quiet)
-    except (Exception, SystemExit) as error:  # Ray raises a bare Exception at a timeout
-        why = (
+def _why(address: str | None) -> str:
+    if address is None:
+        return (
             "Ray does not start on this machine; it needs the loopback interface, a folder to "
             "write to (RAY_TMPDIR, else /tmp), and on a busy machine a second try; engine='local' "
             "needs none of them"
         )
-        if address is not None:
-            why = (
-                f"no Ray cluster at address {address!r}; start one with 'ray start --head', or "
-                "leave the address out; one that asks for a token needs RAY_AUTH_MODE=token in "
-                "the environment"
-            )
-        raise ClusterError(f"{why} ({first_line(error)})") from error
+    return (
+        f"no Ray cluster at address {address!r}; start one with 'ray start --head', or leave the "
+        "address out; one that asks for a token needs RAY_AUTH_MODE=token in the environment"
+    )
+
+
+def _join(ray: Any, address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if colon and "://" not in address:  # Ray itself would retry for many minutes
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+
+
+def _start(ray: Any, needed: Mapping[str, float], state_bytes: int) -> None:
+    """Start a cluster on the loopback interface; by default Ray listens on all interfaces."""
+    from ray._private import ray_constants
+
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 2**31
+    memory = int(min(0.8 * free, 2**28 + 32 * state_bytes))
+    # Ray takes 127.0.0.1 where it has no clusters; `ray.init` would replace it as an argument.
+    with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False, create=True):
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=max(1, math.ceil(needed["CPU"])),
+            num_gpus=math.ceil(needed["GPU"]) or None,
+            object_store_memory=max(memory, 80 * 2**20),
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[None]:
+    """Make Ray require a token inside a ``with`` block that only this run knows.
+
+    By default one token, in a file of the home folder, is for all clusters of a user.
+    """
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: value for name, value in os.environ.items() if name in token}
+    os.environ.update(token)
+    _read_environment()
+    try:
+        yield
+    finally:
+        for name in token:
+            del os.environ[name]
+        os.environ.update(before)
+        _read_environment()
+
+
+def _read_environment() -> None:
+    # Ray reads mode and token once per process. The mode is reset first: while it requires a token,
+    # Ray's ending threads look for one.
+    import ray._raylet
+
+    raylet: Any = ray._raylet
+    with contextlib.suppress(AttributeError):
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check_answer(ray: Any) -> None:
