@@ -21,7 +21,7 @@ from repro.report import DASH, Summary
 
 
 def final(record: Record, name: str) -> float:
-    """Return the last value of a training's history."""
+    """The last value of a training's history."""
     return float(record.metrics[name][-1])
 
 
@@ -71,7 +71,7 @@ def tuned(results: Results, strategy: str) -> Tuned:
 
 
 def found(results: Results) -> dict[str, Tuned]:
-    """Return the strategies whose rate was found."""
+    """The strategies whose rate was found."""
     at_rates = {}
     for strategy in STRATEGIES:
         with suppress(NotRun):
@@ -80,11 +80,7 @@ def found(results: Results) -> dict[str, Tuned]:
 
 
 def cell(results: Results, strategy: str, name: str) -> BySeed:
-    """Return the last values of a history by seed, to be compared: no seed that chose is in it.
-
-    Raises:
-        NotRun: The rate was not found, is untuned, or no other seeds were trained at it.
-    """
+    """The last values of a history by seed, to be compared: no seed that chose is in it."""
     at_rate, label = tuned(results, strategy), STRATEGIES[strategy]
     if at_rate.edge:
         raise NotRun(f"{label}: rate {at_rate.rate:g} at the edge of the grid: untuned")
@@ -97,10 +93,9 @@ def cell(results: Results, strategy: str, name: str) -> BySeed:
 
 
 def seconds(results: Results, record: Record) -> float:
-    """Return the seconds of a training on this machine; NaN without its pace.
+    """The seconds of a training's images and passes at this machine's pace; NaN without it.
 
-    Images and passes that it made, by their resolution, at the measured pace: the trainings
-    themselves may have shared the machine.
+    The trainings themselves may have shared the machine.
     """
     fits = [fit for paced in results.ok(runs.PACE)[:1] for fit in paced.metrics["fits"]]
     pace, total = {fit["side"]: (fit["image_s"], fit["pass_s"]) for fit in fits}, 0.0
@@ -111,14 +106,14 @@ def seconds(results: Results, record: Record) -> float:
 
 
 def less(results: Results, ours: str, other: str) -> Estimate:
-    """Return a strategy's final accuracy less another's, seed by seed; see `cell`."""
+    """A strategy's final accuracy less another's, seed by seed; see `cell`."""
     first, second = cell(results, ours, "test"), cell(results, other, "test")
     image = 100 / tuned(results, ours).judging[0].config["test_samples"]
     return difference(first, second, "points", resolution=image)
 
 
 def over(results: Results, ours: str, other: str, name: str) -> Estimate:
-    """Return the last value of a strategy's history over another's, seed by seed; see `cell`."""
+    """The last value of a strategy's history over another's, seed by seed; see `cell`."""
     return ratio(cell(results, ours, name), cell(results, other, name))
 
 
@@ -193,7 +188,7 @@ def facts(results: Results) -> Iterable[str]:
 
 
 def growth_over_fixed(results: Results) -> Estimate:
-    """Return the updates of growth that streams over those of the fixed small batch."""
+    """The updates of growth that streams over those of the fixed small batch."""
     return over(results, "theta_mbs", "fixed", "updates")
 
 
