@@ -115,7 +115,11 @@ class DualBatchPlan:
             raise ValueError("n_small and n_large are 0; give at least one worker")
         samples = whole("samples", samples, n)  # one for each worker
         choice("rounding", rounding, ("nearest", "floor"))
-        down = math.floor if rounding == "floor" else _nearest
+        half = 0 if rounding == "floor" else Fraction(1, 2)
+
+        def down(value: float | Fraction) -> int:
+            return math.floor(value + half)
+
         if n_small == 0:
             share = down(Fraction(samples, n))
             return cls(time_model, 1.0, 0, n, samples, None, large_batch, 0, share, 1.0)
@@ -200,7 +204,3 @@ def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: in
     a, b = time_model.a, time_model.b
     ratio = (a + b) / (a + b / whole("large_batch", large_batch, 1))
     return ratio * (n_small + n_large) / (n_small + n_large * ratio)
-
-
-def _nearest(value: float | Fraction) -> int:
-    return math.floor(value + Fraction(1, 2))

@@ -107,11 +107,8 @@ def train_dual_batch(
     _check_plans(plan, schedule)
     _check_data(data, plan, schedule)
     clock = {"time_models": time_models, "jitter": jitter or None, "slowdowns": slowdowns}
-    if engine == "ray":
-        _check_unused({"follow": follow, **clock}, "engine='ray'")
-    else:
-        of_ray = {"address": address, "cpus_per_worker": cpus_per_worker}
-        _check_unused(of_ray, "engine='local'")
+    of_ray = {"address": address, "cpus_per_worker": cpus_per_worker}
+    _check_unused(of_ray if engine == "local" else clock | {"follow": follow}, f"engine={engine!r}")
     if follow is not None:
         _check_unused(clock, "follow=")
         if len(follow) != plan.n * len(schedule):

@@ -7,18 +7,18 @@ each mix?
 """
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from repro.experiments.dualbatch import cells, real_workers, runs
 from repro.experiments.dualbatch.cells import Line
 from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, KS, PAPER, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
-from repro.records import Record
 from repro.report import Summary
 
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
@@ -46,13 +46,11 @@ def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> A
 def compare(results: Results, of: Callable[[Results], Groups], pairs: Pairs) -> Cases:
     """By case, the accuracy of one line over another's."""
     groups = of(results)
-    return cells.compared(
-        results,
-        {
-            case: (groups[title][name].records, groups[base][other].records)
-            for case, ((title, name), (base, other)) in pairs.items()
-        },
-    )
+    records = {
+        case: tuple(groups[title][name].records for title, name in pair)
+        for case, pair in pairs.items()
+    }
+    return cases(pairs, lambda case: cells.change(results, *records[case]))
 
 
 # Table 3: the factor by which a worker's update counts.
@@ -133,11 +131,9 @@ TABLE5 = cells.artefact(
 
 def by_scheme(results: Results, role: str = runs.CIFAR) -> Groups:
     """Both schemes by mix, compared with the paper's baseline: four large-batch workers."""
-    table, setting, base = (
-        ("table10", runs.SECTION_5_2_3, "hybrid")
-        if role == IMAGENET
-        else ("table8", runs.SECTION_5_2, "dual-batch")
-    )
+    table, setting, base = "table8", runs.SECTION_5_2, "dual-batch"
+    if role == IMAGENET:
+        table, setting, base = "table10", runs.SECTION_5_2_3, "hybrid"
     trained = {
         scheme: {
             mix(n): Line(results.ok("train", setting=setting, n_small=n, scheme=scheme), row)
@@ -223,15 +219,6 @@ UPDATES = cells.artefact(
 # Does the gain stay at rates tuned for each mix?
 
 
-def best_rate(tried: Mapping[float, Sequence[Record]]) -> float | None:
-    """The rate with the best mean accuracy on held-out images; None where not all were run."""
-    means = {}
-    for rate, records in tried.items():
-        ends = [r.metrics["held_out"][-1] for r in records if r.seed in runs.SEARCH_SEEDS]
-        means[rate] = Summary.of(ends).mean
-    return None if any(map(math.isnan, means.values())) else max(means, key=lambda r: means[r])
-
-
 def rates_table(results: Results) -> list[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
     rows = []
@@ -240,11 +227,16 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
             rate: results.ok("train", setting=runs.SEARCH, n_small=n, rate=rate)
             for rate in runs.rates_of(results.profile, n)
         }
-        best = best_rate(tried)
+        held_out = {
+            rate: [r.metrics["held_out"][-1] for r in records if r.seed in runs.SEARCH_SEEDS]
+            for rate, records in tried.items()
+        }
+        # None where not all were run.
+        best = max(tried, key=lambda r: np.mean(held_out[r])) if all(held_out.values()) else None
         for rate, records in tried.items():
-            edge = rate in (min(tried), max(tried))
-            mark = f" (best{'; untuned (edge of the grid)' * edge})" * (rate == best)
-            row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{mark}"}
+            edge = "; untuned (edge of the grid)" * (rate in (min(tried), max(tried)))
+            row = {"workers": mix(n), "rate over the paper's": f"{rate:g}"}
+            row["rate over the paper's"] += f" (best{edge})" * (rate == best)
             for metric, images in (("held_out", "images held out"), ("accuracy", "test images")):
                 mean = Summary.of(cells.final(results, records, metric)).text()
                 row[f"accuracy on {images} (%)"] = mean

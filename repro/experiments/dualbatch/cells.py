@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from repro.experiments import design, view
 from repro.experiments.design import Artefact
 from repro.experiments.dualbatch import runs
-from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, difference
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, difference
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -65,11 +65,6 @@ def change(results: Results, records: Records, base: Records, metric: str = "acc
     """A metric over that of other trainings, seed by seed; `NotRun` if there is none of them."""
     ours, others = (final(results, of, metric) for of in (records, base))
     return difference(ours, others, *(("points", 2) if metric == "accuracy" else ("", 3)))
-
-
-def compared(results: Results, pairs: Mapping[str, tuple[Records, Records]]) -> Cases:
-    """By case, the accuracy of trainings over that of others."""
-    return cases(pairs, lambda name: change(results, *pairs[name]))
 
 
 def gain(results: Results, line: Line) -> tuple[Estimate | None, float]:

@@ -9,12 +9,7 @@ from repro.experiments.dualbatch.runs import PAPER, PARTS, WORKERS, mix
 from repro.experiments.query import Results
 
 Row = Mapping[str, Any]
-QUANTITIES = {
-    "small_batch": "B_S",
-    "small_samples": "d_S",
-    "large_samples": "d_L",
-    "factor": "d_S/d_L",
-}
+QUANTITIES = {"small_batch": "B_S", "small_samples": "d_S", "large_samples": "d_L"}
 
 
 def _solved(results: Results, experiment: str = "solve", **config: Any) -> list[dict[str, Any]]:
@@ -56,7 +51,8 @@ def sizes_table(results: Results, table: str) -> list[dict[str, Any]]:
     rows = []
     for ours in _solved(results, table=table):
         row, paper = _paper_sizes(ours)
-        for key, name in list(QUANTITIES.items())[: 4 if table == "table2" else 3]:
+        factor = {"factor": "d_S/d_L"} if table == "table2" else {}
+        for key, name in (QUANTITIES | factor).items():
             row[f"{name}, paper"] = _cell(paper.get(key))
             row[name] = _cell(ours[key]) if key in paper else None
         rows.append(row)

@@ -13,7 +13,7 @@ import numpy as np
 
 from repro.experiments.dualbatch import cells, runs
 from repro.experiments.dualbatch.real_workers import rounds
-from repro.experiments.judge import Cases, Estimate, NotRun, ratio
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, ratio
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -67,7 +67,7 @@ def asp_converges_worse(results: Results) -> Cases:
     learned = {rule: pair for rule, pair in ran.items() if any(map(_learned, pair))}
     if not learned:
         raise NotRun("by no merge rule did training learn anything")
-    found = dict(cells.compared(results, learned))
+    found = dict(cases(learned, lambda rule: cells.change(results, *learned[rule])))
     *_, last = learned
     idle = ", ".join(rule for rule in ran if rule not in learned)
     if idle and isinstance(case := found[last], Estimate):
