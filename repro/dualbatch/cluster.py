@@ -3,9 +3,9 @@
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 2.3.
 
 Workers run the same code as on the local engine, on any number of machines, and commit in the order
-in which they end. A worker that dies is replaced and its unfinished share repeated: the server has
-the worker's optimizer state, which crosses the network with the weights. The server writes a
-checkpoint after each epoch's worth of commits; the local engine can continue from it, too.
+in which they end. Ray replaces a worker that dies and repeats its unfinished share: all that the
+share depends on, the worker's optimizer state too, is sent with it. The server writes a checkpoint
+after each epoch's worth of commits; the local engine can continue from it, too.
 """
 
 import contextlib
@@ -16,8 +16,7 @@ import shutil
 import socket
 import time
 import traceback
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,17 @@ from unittest import mock
 
 from torch import Tensor
 
-from repro.dualbatch.checks import ClusterError, positive
+from repro.dualbatch.checks import ClusterError as ClusterError
+from repro.dualbatch.checks import positive
 from repro.dualbatch.engines import Engine, Job, first_line
 from repro.dualbatch.functions import differing
-from repro.dualbatch.plan import DualBatchPlan
-from repro.dualbatch.progressive import EpochSetting
 from repro.dualbatch.server import Pull
-from repro.dualbatch.worker import Recipe, Trained, Worker
+from repro.dualbatch.worker import Trained, Worker
 from repro.measure import CheckpointError, accelerator
 
 CHECK_S = 5.0  # seconds without news after which the driver checks that the cluster answers
 PLACE_S = 120.0  # seconds that a worker may wait for room on the cluster
-RESTARTS = 3  # replacements of each worker before the run ends
+RESTARTS = 3  # of each worker before the run ends
 _GO_ON = "run again with the same checkpoint=... to go on from the last epoch"
 
 
@@ -45,18 +43,20 @@ class WorkerActor:
 
     worker: Worker | None = None
 
-    def prepare(self, recipe: Recipe, plan: DualBatchPlan) -> None:
-        """Make the model, so that the clock starts when all workers are ready."""
-        with _portable("a worker"):
-            self.worker = Worker(recipe, plan)
+    def prepare(self, sent: Sequence[Any]) -> None:
+        """Make the worker from references to a recipe and a plan, if this process has none yet."""
+        import ray
 
-    def train(
-        self, number: int, iteration: int, state: Any, setting: EpochSetting, before: Any
-    ) -> Trained:
+        if self.worker is None:
+            with _portable("a worker"):
+                self.worker = Worker(*ray.get(list(sent)))
+
+    def train(self, sent: Sequence[Any], number: int, *share: Any) -> Trained:
         """Train a share by `Worker.train`; all tensors that cross are on the host."""
+        self.prepare(sent)  # in a process that has taken another's place
         assert self.worker is not None
         with _portable(f"worker {number}"):
-            done = self.worker.train(number, iteration, state, setting, before)
+            done = self.worker.train(number, *share)
             if (changed := self.worker.changed()) is not None:
                 raise CheckpointError(f"workers on a cluster are replaced, and {changed}")
         left = {"state": _on_host(done.state), "optimizer": _on_host(done.optimizer)}
@@ -120,8 +120,7 @@ class RayEngine(Engine):
             job = replace(job, recipe=replace(job.recipe, device="cpu"))
         self._known = job.recipe.parts()
         super().__init__(job, job.recipe.make_model())
-        self._actors: dict[int, Any] = {}
-        self._deaths: Counter[int] = Counter()
+        self._actors: list[Any] = []
 
     def run(self) -> None:
         """Train to the end of the schedule; whatever happens, all workers end."""
@@ -135,47 +134,35 @@ class RayEngine(Engine):
             ray, gpus = self._ray, 0.0
             if accelerator.is_accelerator(device):
                 gpus = min(1.0, ray.cluster_resources().get("GPU", 0.0) / n)
-            self._kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=gpus)
+            lasting = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
+            kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=gpus, **lasting)
             try:
-                self._puts = ray.put(self._sent), ray.put(self.job.plan)
+                self._puts = [ray.put(self._sent), ray.put(self.job.plan)]
             except Exception as error:  # pickling may raise any exception
                 raise ClusterError(
                     f"functions and data cannot be sent to workers ({first_line(error)}); make "
                     "what cannot be pickled, such as locks, files and generators, within the "
                     "functions"
                 ) from error
-            self._make_actors(range(n))
+            self._actors = [kind.remote() for _ in range(n)]
+            self._wait_for_room()
             super().run()
 
     def start(self, number: int, pull: Pull) -> None:
         """Send a worker its share."""
-        before = _on_host(self.server.optimizers.get(number))
-        self.running[number] = self._actors[number].train.remote(
-            number, pull.iteration, _on_host(pull.state), self.setting_of(pull), before
-        )
+        state, before = _on_host(pull.state), _on_host(self.server.optimizers.get(number))
+        share = (pull.iteration, state, self.setting_of(pull), before)
+        self.running[number] = self._actors[number].train.remote(self._puts, number, *share)
 
     def next_end(self) -> tuple[int, Trained, float]:
-        """Wait for the next share to end; replace workers that die."""
-        ray = self._ray
-        while True:
-            ready, _ = ray.wait(list(self.running.values()), num_returns=1, timeout=CHECK_S)
-            if not ready:
-                # Ray itself would end this process after a minute, without an exception.
-                _check_answer(ray)
-                continue
-            (number,) = (n for n, share in self.running.items() if share == ready[0])
-            del self.running[number]
-            try:
-                return number, ray.get(ready[0]), time.perf_counter() - self._begun
-            except ray.exceptions.RayActorError as death:
-                self._deaths[number] += 1
-                if self._deaths[number] > RESTARTS:
-                    raise ClusterError(
-                        f"worker {number} died {self._deaths[number]} times; the last time: "
-                        f"{first_line(death)}"
-                    ) from death
-                self._make_actors([number])
-                self.start(number, self.server.pulls[number])
+        """Wait for the next share to end."""
+        shares = {share: number for number, share in self.running.items()}
+        while not (ready := self._ray.wait(list(shares), timeout=CHECK_S)[0]):
+            # Ray itself would end this process after a minute, without an exception.
+            _check_answer(self._ray)
+        number = shares[ready[0]]
+        del self.running[number]
+        return number, self._ray.get(ready[0]), time.perf_counter() - self._begun
 
     def changed(self) -> str | None:
         """Name the functions that changed in this process, or None."""
@@ -187,13 +174,10 @@ class RayEngine(Engine):
             )
         return None
 
-    def _make_actors(self, numbers: Iterable[int]) -> None:
-        """Start workers, and wait until they are ready."""
+    def _wait_for_room(self) -> None:
+        """Wait until all workers are ready, so that the clock starts then."""
         ray, since = self._ray, time.monotonic()
-        _check_answer(ray)  # workers die with their cluster
-        made = {number: self._kind.remote() for number in numbers}
-        self._actors |= made
-        up = [actor.prepare.remote(*self._puts) for actor in made.values()]
+        up = [actor.prepare.remote(self._puts) for actor in self._actors]
         while ray.wait(up, num_returns=len(up), timeout=CHECK_S)[1]:
             _check_answer(ray)
             if time.monotonic() - since > PLACE_S:
@@ -214,12 +198,12 @@ class RayEngine(Engine):
             raise cause if isinstance(cause, Exception) else error from error
         except exceptions.RayError as error:
             raise ClusterError(
-                f"a worker ended by what cannot be made again here, or the cluster is gone "
-                f"({first_line(error)}); {_GO_ON}"
+                f"a worker has died too often, or the cluster is gone ({first_line(error)}); "
+                f"{_GO_ON}"
             ) from error
         finally:
             # On a dead cluster this would wait, and Ray would end the process.
-            for actor in self._actors.values() if _answers(self._ray) else ():
+            for actor in self._actors if _answers(self._ray) else ():
                 with contextlib.suppress(Exception):
                     self._ray.kill(actor, no_restart=True)
 

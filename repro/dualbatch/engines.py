@@ -110,8 +110,9 @@ class Engine:
                     self.start(number, server.pulls.get(number) or server.pull(number))
             # 2. The worker that ends first pushes its share; the server merges.
             number, done, time_s = self.next_end()
-            rest = {"time_s": time_s, "loss": float(done.loss), "optimizer": done.optimizer}
-            server.push(number, server.pulls[number].iteration, done.state, done.factor, **rest)
+            told = {"time_s": time_s, "loss": float(done.loss)}
+            share = server.pulls[number].iteration
+            server.push(number, share, done.state, done.factor, optimizer=done.optimizer, **told)
             # 3. n commits make an epoch.
             if server.version >= (len(self.history) + 1) * n:
                 synchronize(job.recipe.device)

@@ -173,8 +173,7 @@ class ParameterServer:
             optimizer: State of the worker's optimizer after the share; None for none.
 
         Raises:
-            NonFiniteError: The loss or the state is infinite or NaN, or the merged state would be.
-                The server is unchanged.
+            NonFiniteError: Loss, state or merged state is not finite. The server is unchanged.
             ServerError: The worker has not pulled this share, or has pushed it before.
             ValueError: The state has other names, shapes or types, or an argument is out of range.
         """
@@ -187,16 +186,9 @@ class ParameterServer:
                 "not pushed yet; pull each share, and push it once"
             )
         self._check_state(state)
-        commit = Commit(
-            number=len(self.log),
-            worker=worker,
-            iteration=pull.iteration,
-            pulled=pull.version,
-            staleness=self.version - pull.version,
-            factor=positive("factor", factor),
-            time_s=float(time_s),
-            loss=math.nan if loss is None else float(loss),
-        )
+        number, staleness = len(self.log), self.version - pull.version
+        told = positive("factor", factor), float(time_s), math.nan if loss is None else float(loss)
+        commit = Commit(number, worker, pull.iteration, pull.version, staleness, *told)
 
         def diverged(what: str) -> NonFiniteError:
             return NonFiniteError(what, worker, pull.iteration + 1, None)
@@ -205,22 +197,19 @@ class ParameterServer:
             raise diverged(f"the loss is {commit.loss}")
         if (name := not_finite(state)) is not None:
             raise diverged(f"{name!r} is not finite")
-        merged, waiting = None, self._round
-        if self.sync != "bsp":
-            merged = self._merged([(state, pull.state, commit.factor)])
-        else:
+        ready, waiting = [(state, pull.state, commit.factor)], self._round
+        if self.sync == "bsp":
             kept = {n: state[n].to(tensor.device, copy=True) for n, tensor in self.state.items()}
-            waiting = self._round | {worker: (kept, commit)}
+            ready, waiting = [], self._round | {worker: (kept, commit)}
             if len(waiting) == self.workers:  # all started from the current state
                 order, total = list(waiting), 1.0
                 if self.merge == "average":  # in a fixed order, since sums depend on it
                     total = sum(held.factor for _, held in waiting.values())
                     order.sort()
-                in_order = [
-                    (waiting[w][0], self.state, waiting[w][1].factor / total) for w in order
-                ]
-                merged, waiting = self._merged(in_order), {}
-        if merged is not None:
+                ready = [(waiting[w][0], self.state, waiting[w][1].factor / total) for w in order]
+                waiting = {}
+        if ready:
+            merged = self._merged(ready)
             if (name := not_finite(merged)) is not None:
                 raise diverged(f"merging makes {name!r} overflow")
             self.state, self.version = merged, commit.number + 1
@@ -256,13 +245,7 @@ class ParameterServer:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from `state_dict`.
-
-        Raises:
-            CheckpointError: The number of workers or the synchronisation differs, or a state is not
-                finite.
-            ValueError: The model differs.
-        """
+        """Resume from `state_dict`, of as many workers, the same synchronisation and model."""
         if len(saved["iterations"]) != self.workers or (saved["round"] and self.sync != "bsp"):
             raise CheckpointError(
                 f"the checkpoint is of {len(saved['iterations'])} workers, with "

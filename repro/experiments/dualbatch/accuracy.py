@@ -46,11 +46,11 @@ def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> A
 def compare(results: Results, of: Callable[[Results], Groups], pairs: Pairs) -> Cases:
     """By case, the accuracy of one line over another's."""
     groups = of(results)
-    records = {
-        case: tuple(groups[title][name].records for title, name in pair)
-        for case, pair in pairs.items()
+    trained = {
+        case: (groups[title][name].records, groups[base][other].records)
+        for case, ((title, name), (base, other)) in pairs.items()
     }
-    return cases(pairs, lambda case: cells.change(results, *records[case]))
+    return cases(pairs, lambda case: cells.change(results, *trained[case]))
 
 
 # Table 3: the factor by which a worker's update counts.

@@ -82,9 +82,9 @@ def _spans(
 
 
 def _table2_rows(model: measure.TimeModel) -> list[dict[str, Any]]:
-    sizes = PAPER["table2"]["large_batch"], PAPER["cifar_samples"], "floor"
-    pairs = [(row["k"], row["n_small"]) for row in PAPER["table2"]["rows"]]
-    plans = [DualBatchPlan.solve(model, k, n, WORKERS - n, *sizes) for k, n in pairs]
+    sizes, rows = (PAPER["table2"]["large_batch"], PAPER["cifar_samples"]), PAPER["table2"]["rows"]
+    pairs = [(row["k"], row["n_small"]) for row in rows]
+    plans = [DualBatchPlan.solve(model, k, n, WORKERS - n, *sizes, "floor") for k, n in pairs]
     return [plan_row(plan, None) for plan in plans]
 
 
