@@ -23,14 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro.dualbatch.checks import (
-    NonFiniteError,
-    check_optimizer,
-    choice,
-    not_finite,
-    storages,
-    whole,
-)
+from repro.dualbatch import checks
+from repro.dualbatch.checks import NonFiniteError, choice, not_finite, whole
 from repro.dualbatch.functions import Parts, Seen, differing
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
@@ -108,19 +102,11 @@ class Recipe:
             raise ValueError("autocast has no effect on a passes_fn; enter torch.autocast there")
 
     def make_model(self) -> nn.Module:
-        """A new model with the initial weights, on the device.
-
-        Raises:
-            ValueError: It has no trainable weights, or shares tensors with another live model.
-        """
+        """A new model with the initial weights, on the device; a ValueError if they are shared."""
         with seeded(self.device, self.seed):
             model = self.model_fn()
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ValueError(
-                "model_fn's model has no parameter to train; set requires_grad of some"
-            )
-        mine = storages(model)
-        if model in _made or any(mine & storages(other) for other in _made):
+        mine = checks.storages(model)
+        if model in _made or any(mine & checks.storages(other) for other in _made):
             raise ValueError(
                 "model_fn returns a model that shares tensors with another that was made before; "
                 "have it make a new one each time, such as by lambda: copy.deepcopy(model)"
@@ -303,7 +289,7 @@ class Worker:
             )
         if all(parameter.grad is None for parameter in self.model.parameters()):
             raise ValueError(
-                f"{who} leaves no gradient in the model; let its loss depend on trained weights, "
+                f"{who} leaves no gradient in the model; let its loss depend on trainable weights, "
                 "without detach(), item() and no_grad(), and call backward() in your own passes"
             )
         return loss.detach().clone()  # the next replay of a graph overwrites its loss
@@ -312,7 +298,7 @@ class Worker:
         """Make a share's optimizer; load its state and the loss's from the share before."""
         make = self.recipe.optimizer_fn or sgd
         optimizer = make(list(self.model.parameters()), lr)
-        check_optimizer(optimizer, self.model)
+        checks.check_optimizer(optimizer, self.model)
         if self._last is not None and self._last() is optimizer:
             raise ValueError(
                 "optimizer_fn returns the same optimizer again, which would take the state of one "

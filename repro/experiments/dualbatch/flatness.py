@@ -36,9 +36,8 @@ def _metric(name: str) -> Read:
 MINIMUM = {f"random, {JUDGED:g}": rise, f"a step of {WORST:g} up": _metric("worst_rise")}
 TEST_LOSS = {"test loss": _metric("test_loss")}
 COLUMNS: dict[str, tuple[Read, int]] = {  # with digits
-    "accuracy (%)": (_metric("accuracy"), 2),
     "training loss": (_metric("train_loss"), 3),
-    "test loss": (_metric("test_loss"), 3),
+    **{name: (read, 3) for name, read in TEST_LOSS.items()},
     **{f"rise, {name}": (read, 3) for name, read in MINIMUM.items()},
     "variance ∝ N to the": (exponent, 2),
 }
