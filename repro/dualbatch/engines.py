@@ -24,13 +24,7 @@ from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
 from repro.dualbatch.server import Commit, ParameterServer, Pull
 from repro.dualbatch.worker import Recipe, Trained, UnsavedBuffers, Worker
-from repro.measure import (
-    CheckpointError,
-    TimeModel,
-    load_checkpoint,
-    save_checkpoint,
-    synchronize,
-)
+from repro.measure import CheckpointError, TimeModel, load_checkpoint, save_checkpoint, synchronize
 
 TimeModels = Mapping[int | None, TimeModel]  # by resolution
 _COMPARED = ("autocast", "factor", "seed", "optimizer_state")  # of the recipe, with a checkpoint's

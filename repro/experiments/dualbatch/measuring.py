@@ -113,11 +113,7 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
 
 
 def fitted(
-    config: Config,
-    resolution: int,
-    passes: Iterable[tuple[int, int]],
-    repeats: int,
-    device: str,
+    config: Config, resolution: int, passes: Iterable[tuple[int, int]], repeats: int, device: str
 ) -> tuple[measure.TimeModel, dict[str, measure.Timing]]:
     """Fit the time model to steps, in turns with passes of (batch, samples); all are timed.
 
