@@ -3,9 +3,9 @@
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 2.3.
 
 Workers run the same code as on the local engine, on any number of machines, and commit in the order
-in which they end. Ray replaces a worker that dies and repeats its unfinished share: all that the
-share depends on, the worker's optimizer state too, is sent with it. The server writes a checkpoint
-after each epoch's worth of commits; the local engine can continue from it, too.
+in which they end. A worker that dies is started again and its unfinished share repeated: all that
+the share depends on, the worker's optimizer state too, is sent with it. The server writes a
+checkpoint after each epoch's worth of commits; the local engine can continue from it, too.
 """
 
 import contextlib
@@ -134,8 +134,8 @@ class RayEngine(Engine):
             ray, gpus = self._ray, 0.0
             if accelerator.is_accelerator(device):
                 gpus = min(1.0, ray.cluster_resources().get("GPU", 0.0) / n)
-            lasting = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
-            kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=gpus, **lasting)
+            needs = {"num_cpus": self._cpus, "num_gpus": gpus, "max_restarts": RESTARTS}
+            kind = ray.remote(WorkerActor).options(**needs)
             try:
                 self._puts = [ray.put(self._sent), ray.put(self.job.plan)]
             except Exception as error:  # pickling may raise any exception
@@ -162,7 +162,11 @@ class RayEngine(Engine):
             _check_answer(self._ray)
         number = shares[ready[0]]
         del self.running[number]
-        return number, self._ray.get(ready[0]), time.perf_counter() - self._begun
+        try:
+            return number, self._ray.get(ready[0]), time.perf_counter() - self._begun
+        except self._ray.exceptions.ActorUnavailableError:  # Ray starts it again
+            self.start(number, self.server.pulls[number])
+            return self.next_end()
 
     def changed(self) -> str | None:
         """Name the functions that changed in this process, or None."""

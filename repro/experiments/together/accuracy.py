@@ -165,8 +165,10 @@ def figure(results: Results) -> Any:
             spreads = [one.std if one.n > 1 else None for one in (ends, spent)]
             axis.errorbar(spent.mean, ends.mean, *spreads, **look)
     first, second = axes[0]
-    first.set(xscale="log", xlabel="updates (logarithmic)", ylabel="test accuracy (%)")
-    log_ticks(first.xaxis, (1, 2, 5), "{:g}")
+    first.set(xlabel="updates (logarithmic)", ylabel="test accuracy (%)")
+    if first.lines:  # a logarithmic axis needs numbers
+        first.set_xscale("log")
+        log_ticks(first.xaxis, (1, 2, 5), "{:g}")
     second.set(xlabel="time on a parallel machine, in images (SIMULATED)", xlim=(0, None))
     if (record := results.first(TRAIN)) is not None and record.dataset is not None:
         model = record.config["model"]
