@@ -173,28 +173,26 @@ def merging(repeats: int) -> None:
     except ImportError:
         print("through Ray: not installed (pip install 'repro[cluster]')")
         return
-    from repro.dualbatch.actors import to_arrays, to_tensors
     from repro.dualbatch.cluster import connected
 
     class Server:
         def __init__(self, initial) -> None:  # type: ignore[no-untyped-def]
-            self.core = ParameterServer(to_tensors(initial), workers=1)
+            self.core = ParameterServer(initial, workers=1)
 
         def pull(self):  # type: ignore[no-untyped-def]
-            return to_arrays(self.core.pull(0).state)
+            return self.core.pull(0).state
 
-        def push(self, number, arrays):  # type: ignore[no-untyped-def]
-            return self.core.push(0, number, to_tensors(arrays)) is not None
+        def push(self, number, state):  # type: ignore[no-untyped-def]
+            return self.core.push(0, number, state) is not None
 
     with connected(None, {"CPU": 1, "GPU": 0}, int(1e6 * megabytes)):
-        arrays = to_arrays(state)
-        actor = ray.remote(Server).remote(arrays)
+        actor = ray.remote(Server).remote(state)
         ray.get(actor.pull.remote())
         samples = []
         for number in range(repeats + 2):
             start = time.perf_counter()
-            assert ray.get(actor.push.remote(number, arrays))
-            to_tensors(ray.get(actor.pull.remote()))
+            assert ray.get(actor.push.remote(number, state))
+            ray.get(actor.pull.remote())
             samples.append(time.perf_counter() - start)
     median = statistics.median(samples[2:])
     print(f"push, merge and pull through Ray: {verdict(median, 0.3, 's')}")

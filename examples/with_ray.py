@@ -1,6 +1,6 @@
 """Dual-batch learning on Ray: a small-batch and a large-batch worker, each a process of its own.
 
-python examples/with_ray.py    (pip install ray psutil)
+python examples/with_ray.py    (pip install ray)
 
 Ray starts on this machine, for the time of the training; address="auto" joins a running cluster of
 several machines. The local engine then follows the log of commits and ends with the same weights.

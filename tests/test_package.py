@@ -155,9 +155,8 @@ class TestArrows:
                     "scipy",
                 }
                 # The engine on a cluster is an extra, and imported when it is asked for.
-                ray_files = ("actors.py", "cluster.py", "own_cluster.py")
-                on_ray = method == "dualbatch" and path.name in ray_files
-                extra = under(name, "ray", "psutil") and on_ray
+                on_ray = method == "dualbatch" and path.name == "cluster.py"
+                extra = under(name, "ray") and on_ray
                 assert of_method or library or extra, f"{path.name} imports {name}"
 
     @pytest.mark.parametrize("room", ROOMS)

@@ -25,7 +25,7 @@ LIBRARIES = {
     "with_lightning": ["lightning"],
     # The last, without which the Trainer would take the folder tests/datasets for that library.
     "with_hf_trainer": ["transformers", "accelerate", "datasets.arrow_dataset"],
-    "with_ray": ["ray", "psutil"],
+    "with_ray": ["ray"],
 }
 # A sum in parts is rounded otherwise; bfloat16 has 8 bits.
 TOLERANCES = {"no": 1e-6, "bf16": 8e-4}

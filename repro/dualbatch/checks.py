@@ -1,4 +1,4 @@
-"""Checks of arguments, and of states and losses, which must be finite."""
+"""Checks of arguments, models and optimizers, and of states and losses, which must be finite."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from repro.measure.checks import is_whole
 
@@ -76,16 +76,44 @@ def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str | None:
-    """Name of the first tensor with NaN or an infinity, or None.
+    """Name of the first tensor with NaN or an infinity, or None."""
+    found = [
+        # On a CPU ten times as fast as isfinite; NaN propagates. None is read before all are made.
+        (name, torch.stack(torch.aminmax(tensor.detach())).isfinite().all())
+        for name, tensor in state.items()
+        if tensor.is_floating_point() and tensor.numel()
+    ]
+    return next((name for name, finite in found if not finite), None)
 
-    One reduction for each tensor, and one wait for the device.
-    """
-    ends: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in state.values():
-        if tensor.is_floating_point() and tensor.numel():
-            # On a CPU ten times as fast as isfinite; NaN propagates.
-            two = torch.aminmax(tensor.detach())
-            ends.setdefault((tensor.dtype, tensor.device), []).extend(two)
-    if all(bool(torch.stack(of_kind).isfinite().all()) for of_kind in ends.values()):
-        return None
-    return next(n for n, t in state.items() if t.is_floating_point() and not t.isfinite().all())
+
+def storages(model: nn.Module) -> set[int]:
+    """Identifiers of the storages of a model's state."""
+    tensors = (t for t in model.state_dict().values() if isinstance(t, Tensor))
+    kept = (t for t in tensors if not nn.parameter.is_lazy(t) and t.layout is torch.strided)
+    # Not by address: out-of-core training may move tensors until their address is read.
+    with torch._C.DisableTorchFunction():
+        return {t.untyped_storage()._cdata for t in kept}
+
+
+def check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    """Raise a ValueError unless an optimizer has exactly the trainable weights of a model."""
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"optimizer_fn returns {kind}; give one optimizer of torch")
+    taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if taken - {id(parameter) for parameter in model.parameters()}:
+        raise ValueError(
+            f"optimizer_fn makes {kind} of parameters that are not the worker's; give it those "
+            "that optimizer_fn is called with"
+        )
+    named = model.named_parameters()
+    if left_out := [name for name, p in named if p.requires_grad and id(p) not in taken]:
+        raise ValueError(
+            f"optimizer_fn leaves parameters out that require gradients "
+            f"({', '.join(left_out[:5])}); give it all, or freeze those in model_fn"
+        )
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise ValueError(
+            "optimizer_fn attaches a learning-rate scheduler, which nobody steps; leave it out: "
+            "the rates are those of the schedule (Stage, warmup_epochs)"
+        )

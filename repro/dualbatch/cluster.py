@@ -3,37 +3,96 @@
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 2.3.
 
 Workers run the same code as on the local engine, on any number of machines, and commit in the order
-in which they end. A worker that dies is replaced and its unfinished share repeated: the server has
-the worker's optimizer state, which crosses the network with the weights. The server writes a
+in which they end. A worker that dies is started again and its unfinished share repeated: all that
+the share depends on, the worker's optimizer state too, is sent with it. The server writes a
 checkpoint after each epoch's worth of commits; the local engine can continue from it, too.
 """
 
 import contextlib
 import math
 import os
+import secrets
 import shutil
 import socket
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from repro.dualbatch import own_cluster
-from repro.dualbatch.actors import WorkerActor, to_arrays, to_tensors
+from torch import Tensor
+
 from repro.dualbatch.checks import ClusterError as ClusterError
 from repro.dualbatch.checks import positive
 from repro.dualbatch.engines import Engine, Job, first_line
 from repro.dualbatch.functions import differing
 from repro.dualbatch.server import Pull
-from repro.dualbatch.worker import Trained
-from repro.measure import accelerator
+from repro.dualbatch.worker import Trained, Worker
+from repro.measure import CheckpointError, accelerator
 
 CHECK_S = 5.0  # seconds without news after which the driver checks that the cluster answers
 PLACE_S = 120.0  # seconds that a worker may wait for room on the cluster
-RESTARTS = 3  # replacements of each worker before the run ends
+RESTARTS = 3  # of each worker before the run ends
 _GO_ON = "run again with the same checkpoint=... to go on from the last epoch"
+
+
+class WorkerActor:
+    """A worker as an actor: it trains the shares that the driver sends it."""
+
+    worker: Worker | None = None
+
+    def prepare(self, sent: Sequence[Any]) -> None:
+        """Make the worker from references to a recipe and a plan, if this process has none yet."""
+        import ray
+
+        if self.worker is None:
+            with _portable("a worker"):
+                self.worker = Worker(*ray.get(list(sent)))
+
+    def train(self, sent: Sequence[Any], number: int, *share: Any) -> Trained:
+        """Train a share by `Worker.train`; all tensors that cross are on the host."""
+        self.prepare(sent)  # in a process that has taken another's place
+        assert self.worker is not None
+        with _portable(f"worker {number}"):
+            done = self.worker.train(number, *share)
+            if (changed := self.worker.changed()) is not None:
+                raise CheckpointError(f"workers on a cluster are replaced, and {changed}")
+        left = {"state": _on_host(done.state), "optimizer": _on_host(done.optimizer)}
+        return replace(done, loss=float(done.loss), **left)
+
+
+def _on_host(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _on_host(value) for name, value in tree.items()}
+    # Copied, since a view would be sent with all of its storage.
+    return tree.detach().to("cpu", copy=True) if isinstance(tree, Tensor) else tree
+
+
+@contextlib.contextmanager
+def _portable(who: str) -> Iterator[None]:
+    """Replace an exception of a user's function that another process could not rebuild."""
+    try:
+        yield
+    except Exception as error:
+        if _crosses(error):
+            raise
+        text = "".join(traceback.format_exception_only(error)).strip()
+        raise ClusterError(
+            f"{who}: {text} (this exception cannot be sent from process to process itself; for "
+            "that it has to be made again by its class and args)"
+        ) from error
+
+
+def _crosses(error: Exception) -> bool:
+    import ray
+
+    try:
+        again = ray.cloudpickle.loads(ray.cloudpickle.dumps(error))
+        return type(again).__name__ == type(error).__name__ and str(again) == str(error)
+    except Exception:
+        return False
 
 
 class RayEngine(Engine):
@@ -52,10 +111,7 @@ class RayEngine(Engine):
     now_s = float("nan")
 
     def __init__(
-        self,
-        job: Job,
-        address: str | None = None,
-        cpus_per_worker: float | None = None,
+        self, job: Job, address: str | None = None, cpus_per_worker: float | None = None
     ) -> None:
         self._address = address or None
         self._cpus = positive("cpus_per_worker", 1 if cpus_per_worker is None else cpus_per_worker)
@@ -64,8 +120,7 @@ class RayEngine(Engine):
             job = replace(job, recipe=replace(job.recipe, device="cpu"))
         self._known = job.recipe.parts()
         super().__init__(job, job.recipe.make_model())
-        self._actors: dict[int, Any] = {}
-        self._deaths: Counter[int] = Counter()
+        self._actors: list[Any] = []
 
     def run(self) -> None:
         """Train to the end of the schedule; whatever happens, all workers end."""
@@ -79,50 +134,39 @@ class RayEngine(Engine):
             ray, gpus = self._ray, 0.0
             if accelerator.is_accelerator(device):
                 gpus = min(1.0, ray.cluster_resources().get("GPU", 0.0) / n)
-            self._kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=gpus)
+            needs = {"num_cpus": self._cpus, "num_gpus": gpus, "max_restarts": RESTARTS}
+            kind = ray.remote(WorkerActor).options(**needs)
             try:
-                self._puts = ray.put(self._sent), ray.put(self.job.plan)
+                self._puts = [ray.put(self._sent), ray.put(self.job.plan)]
             except Exception as error:  # pickling may raise any exception
                 raise ClusterError(
                     f"functions and data cannot be sent to workers ({first_line(error)}); make "
                     "what cannot be pickled, such as locks, files and generators, within the "
                     "functions"
                 ) from error
-            self._make_actors(range(n))
+            self._actors = [kind.remote() for _ in range(n)]
+            self._wait_for_room()
             super().run()
 
     def start(self, number: int, pull: Pull) -> None:
         """Send a worker its share."""
-        before = to_arrays(self.server.optimizers.get(number))
-        self.running[number] = self._actors[number].train.remote(
-            number, pull.iteration, to_arrays(pull.state), self.setting_of(pull), before
-        )
+        state, before = _on_host(pull.state), _on_host(self.server.optimizers.get(number))
+        share = (pull.iteration, state, self.setting_of(pull), before)
+        self.running[number] = self._actors[number].train.remote(self._puts, number, *share)
 
     def next_end(self) -> tuple[int, Trained, float]:
-        """Wait for the next share to end; replace workers that die."""
-        ray = self._ray
-        while True:
-            ready, _ = ray.wait(list(self.running.values()), num_returns=1, timeout=CHECK_S)
-            if not ready:
-                # Ray itself would end this process after a minute, without an exception.
-                _check_answer(ray)
-                continue
-            (number,) = (n for n, share in self.running.items() if share == ready[0])
-            del self.running[number]
-            try:
-                done = ray.get(ready[0])
-            except ray.exceptions.RayActorError as death:
-                self._deaths[number] += 1
-                if self._deaths[number] > RESTARTS:
-                    raise ClusterError(
-                        f"worker {number} died {self._deaths[number]} times; the last time: "
-                        f"{first_line(death)}"
-                    ) from death
-                self._make_actors([number])
-                self.start(number, self.server.pulls[number])
-                continue
-            tensors = {"state": to_tensors(done.state), "optimizer": to_tensors(done.optimizer)}
-            return number, replace(done, **tensors), time.perf_counter() - self._begun
+        """Wait for the next share to end."""
+        shares = {share: number for number, share in self.running.items()}
+        while not (ready := self._ray.wait(list(shares), timeout=CHECK_S)[0]):
+            # Ray itself would end this process after a minute, without an exception.
+            _check_answer(self._ray)
+        number = shares[ready[0]]
+        del self.running[number]
+        try:
+            return number, self._ray.get(ready[0]), time.perf_counter() - self._begun
+        except self._ray.exceptions.ActorUnavailableError:  # Ray starts it again
+            self.start(number, self.server.pulls[number])
+            return self.next_end()
 
     def changed(self) -> str | None:
         """Name the functions that changed in this process, or None."""
@@ -134,13 +178,10 @@ class RayEngine(Engine):
             )
         return None
 
-    def _make_actors(self, numbers: Iterable[int]) -> None:
-        """Start workers, and wait until they are ready."""
+    def _wait_for_room(self) -> None:
+        """Wait until all workers are ready, so that the clock starts then."""
         ray, since = self._ray, time.monotonic()
-        _check_answer(ray)  # workers die with their cluster
-        made = {number: self._kind.remote() for number in numbers}
-        self._actors |= made
-        up = [actor.prepare.remote(*self._puts) for actor in made.values()]
+        up = [actor.prepare.remote(self._puts) for actor in self._actors]
         while ray.wait(up, num_returns=len(up), timeout=CHECK_S)[1]:
             _check_answer(ray)
             if time.monotonic() - since > PLACE_S:
@@ -161,12 +202,12 @@ class RayEngine(Engine):
             raise cause if isinstance(cause, Exception) else error from error
         except exceptions.RayError as error:
             raise ClusterError(
-                f"a worker ended by what cannot be made again here, or the cluster is gone "
-                f"({first_line(error)}); {_GO_ON}"
+                f"a worker has died too often, or the cluster is gone ({first_line(error)}); "
+                f"{_GO_ON}"
             ) from error
         finally:
             # On a dead cluster this would wait, and Ray would end the process.
-            for actor in self._actors.values() if _answers(self._ray) else ():
+            for actor in self._actors if _answers(self._ray) else ():
                 with contextlib.suppress(Exception):
                     self._ray.kill(actor, no_restart=True)
 
@@ -194,9 +235,12 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
     with contextlib.ExitStack() as stack:
         if not ray.is_initialized():
             if address is None:
-                stack.enter_context(own_cluster.guarded())
+                stack.enter_context(_guarded())
             stack.callback(ray.shutdown)
-            _connect(ray, address, needed, state_bytes)
+            try:
+                _start(ray, needed, state_bytes) if address is None else _join(ray, address)
+            except (Exception, SystemExit) as error:  # Ray raises a bare Exception at a timeout
+                raise ClusterError(f"{_why(address)} ({first_line(error)})") from error
         held = ray.cluster_resources()
         for kind, amount in needed.items():
             if held.get(kind, 0) < amount:
@@ -207,38 +251,73 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
         yield ray
 
 
-def _connect(ray: Any, address: str | None, needed: Mapping[str, float], state_bytes: int) -> None:
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        if address is None:
-            free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 2**31
-            memory = int(min(0.8 * free, 2**28 + 32 * state_bytes))
-            cpus, gpus = (math.ceil(needed[kind]) for kind in ("CPU", "GPU"))
-            own_cluster.start(
-                ray,
-                num_cpus=max(1, cpus),
-                num_gpus=gpus or None,
-                object_store_memory=max(memory, 80 * 2**20),
-                **quiet,
-            )
-            return
-        host, colon, port = address.rpartition(":")
-        if colon and "://" not in address:  # Ray itself would retry for many minutes
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address=address, **quiet)
-    except (Exception, SystemExit) as error:  # Ray raises a bare Exception at a timeout
-        why = (
+def _why(address: str | None) -> str:
+    if address is None:
+        return (
             "Ray does not start on this machine; it needs the loopback interface, a folder to "
             "write to (RAY_TMPDIR, else /tmp), and on a busy machine a second try; engine='local' "
             "needs none of them"
         )
-        if address is not None:
-            why = (
-                f"no Ray cluster at address {address!r}; start one with 'ray start --head', or "
-                "leave the address out; one that asks for a token needs RAY_AUTH_MODE=token in "
-                "the environment"
-            )
-        raise ClusterError(f"{why} ({first_line(error)})") from error
+    return (
+        f"no Ray cluster at address {address!r}; start one with 'ray start --head', or leave the "
+        "address out; one that asks for a token needs RAY_AUTH_MODE=token in the environment"
+    )
+
+
+def _join(ray: Any, address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if colon and "://" not in address:  # Ray itself would retry for many minutes
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+
+
+def _start(ray: Any, needed: Mapping[str, float], state_bytes: int) -> None:
+    """Start a cluster on the loopback interface; by default Ray listens on all interfaces."""
+    from ray._private import ray_constants
+
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 2**31
+    memory = int(min(0.8 * free, 2**28 + 32 * state_bytes))
+    # Ray takes 127.0.0.1 where it has no clusters; `ray.init` would replace it as an argument.
+    with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False, create=True):
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=max(1, math.ceil(needed["CPU"])),
+            num_gpus=math.ceil(needed["GPU"]) or None,
+            object_store_memory=max(memory, 80 * 2**20),
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[None]:
+    """Make Ray require a token inside a ``with`` block that only this run knows.
+
+    By default one token, in a file of the home folder, is for all clusters of a user.
+    """
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: value for name, value in os.environ.items() if name in token}
+    os.environ.update(token)
+    _read_environment()
+    try:
+        yield
+    finally:
+        for name in token:
+            del os.environ[name]
+        os.environ.update(before)
+        _read_environment()
+
+
+def _read_environment() -> None:
+    # Ray reads mode and token once per process. The mode is reset first: while it requires a token,
+    # Ray's ending threads look for one.
+    import ray._raylet
+
+    raylet: Any = ray._raylet
+    with contextlib.suppress(AttributeError):
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check_answer(ray: Any) -> None:

@@ -20,18 +20,11 @@ from torch import nn
 
 from repro.dualbatch.checks import is_number
 from repro.dualbatch.functions import Parts, Seen, differing
-from repro.dualbatch.guards import UnsavedBuffers
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
 from repro.dualbatch.server import Commit, ParameterServer, Pull
-from repro.dualbatch.worker import Recipe, Trained, Worker
-from repro.measure import (
-    CheckpointError,
-    TimeModel,
-    load_checkpoint,
-    save_checkpoint,
-    synchronize,
-)
+from repro.dualbatch.worker import Recipe, Trained, UnsavedBuffers, Worker
+from repro.measure import CheckpointError, TimeModel, load_checkpoint, save_checkpoint, synchronize
 
 TimeModels = Mapping[int | None, TimeModel]  # by resolution
 _COMPARED = ("autocast", "factor", "seed", "optimizer_state")  # of the recipe, with a checkpoint's
@@ -40,26 +33,16 @@ _MEASURED = ("time_model", "k")
 
 @dataclass(frozen=True)
 class EpochResult:
-    """The state of the training after an epoch's worth of merged commits.
+    """The state of the training after an epoch's worth of merged commits."""
 
-    Attributes:
-        epoch: From 1: n commits for each of n workers.
-        lr: Learning rate of the epoch's setting.
-        resolution: Side of its images, None for their own.
-        train_loss: Mean loss over the epoch's commits.
-        virtual_time_s: Seconds since the start by the time model; NaN on a cluster.
-        wall_time_s: Measured seconds since the start, without the evaluations; on a cluster, where
-            workers continue meanwhile, with them.
-        metrics: Result of `evaluate`.
-    """
-
-    epoch: int
-    lr: float
-    resolution: int | None
-    train_loss: float
-    virtual_time_s: float
+    epoch: int  # from 1: n commits for each of n workers
+    lr: float  # of the epoch's setting
+    resolution: int | None  # side of its images, None for their own
+    train_loss: float  # mean over the epoch's commits
+    virtual_time_s: float  # since the start by the time model; NaN on a cluster
+    # Measured since the start, without evaluations, on a cluster with them: workers continue.
     wall_time_s: float
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)  # result of `evaluate`
 
 
 @dataclass(frozen=True)
@@ -76,22 +59,10 @@ class Job:
 
 
 class Engine:
-    """The training loop; engines differ in the place and the order of training shares.
-
-    Args:
-        job: The training.
-        model: A model made by the recipe.
-
-    Attributes:
-        running: By busy worker, the engine's information on its current share.
-        now_s: The virtual clock.
-
-    Raises:
-        CheckpointError: See `train_dual_batch`.
-    """
+    """The training loop; engines differ in the place and the order of training shares."""
 
     pauses = True  # all workers wait while the model is evaluated
-    now_s = 0.0
+    now_s = 0.0  # the virtual clock
 
     def __init__(self, job: Job, model: nn.Module) -> None:
         self.job = job
@@ -103,7 +74,7 @@ class Engine:
         self.server = job.make_server(model.state_dict())
         self._fingerprint = self._parts(model)
         self.history: list[EpochResult] = []
-        self.running: dict[int, Any] = {}
+        self.running: dict[int, Any] = {}  # by busy worker, the engine's note of its share
         self.wall_s = self._begun = 0.0
         if job.checkpoint is not None and job.checkpoint.exists():
             self._resume(job.checkpoint)
@@ -133,15 +104,9 @@ class Engine:
                     self.start(number, server.pulls.get(number) or server.pull(number))
             # 2. The worker that ends first pushes its share; the server merges.
             number, done, time_s = self.next_end()
-            server.push(
-                number,
-                server.pulls[number].iteration,
-                done.state,
-                done.factor,
-                time_s=time_s,
-                loss=float(done.loss),
-                optimizer=done.optimizer,
-            )
+            told = {"time_s": time_s, "loss": float(done.loss)}
+            share = server.pulls[number].iteration
+            server.push(number, share, done.state, done.factor, optimizer=done.optimizer, **told)
             # 3. n commits make an epoch.
             if server.version >= (len(self.history) + 1) * n:
                 synchronize(job.recipe.device)
@@ -167,9 +132,8 @@ class Engine:
             metrics = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in metrics.items()}
         setting = job.schedule[epoch - 1]
         loss = sum(commit.loss for commit in self.server.log[(epoch - 1) * n : epoch * n]) / n
-        result = EpochResult(
-            epoch, setting.lr, setting.resolution, loss, self.now_s, self.wall_s, metrics
-        )
+        of_setting = (epoch, setting.lr, setting.resolution)
+        result = EpochResult(*of_setting, loss, self.now_s, self.wall_s, metrics)
         self.history.append(result)
         if changed := self.changed():
             if job.checkpoint is not None or not self.pauses:
@@ -192,14 +156,13 @@ class Engine:
     def _parts(self, model: nn.Module) -> Parts:
         """Parts that a checkpoint and a training that resumes from it must share."""
         recipe, server = self.job.recipe, self.server
-        schedule = [
-            (setting.lr, setting.resolution, setting.dropout, _numbers(setting.plan))
-            for setting in self.job.schedule
-        ]
         parts = {
             "model": [(n, tuple(t.shape), str(t.dtype)) for n, t in server.state.items()],
             "plan": _numbers(self.job.plan),
-            "schedule": schedule,
+            "schedule": [
+                (setting.lr, setting.resolution, setting.dropout, _numbers(setting.plan))
+                for setting in self.job.schedule
+            ],
             "sync": (server.sync, server.staleness),
             "merge": server.merge,
             **{name: getattr(recipe, name) for name in _COMPARED},

@@ -1,7 +1,7 @@
 """Batch sizes and shares of data with equal times for both kinds of worker.
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 3.3
-(equations 4 to 8) and 3.4 (model-update factor). `server` merges by these, `progressive` cycles.
+(equations 4 to 8, in `DualBatchPlan.solve`) and 3.4 (model-update factor).
 """
 
 import math
@@ -115,15 +115,18 @@ class DualBatchPlan:
             raise ValueError("n_small and n_large are 0; give at least one worker")
         samples = whole("samples", samples, n)  # one for each worker
         choice("rounding", rounding, ("nearest", "floor"))
-        down = math.floor if rounding == "floor" else _nearest
+        half = 0 if rounding == "floor" else Fraction(1, 2)
+
+        def down(value: float | Fraction) -> int:
+            return math.floor(value + half)
+
         if n_small == 0:
             share = down(Fraction(samples, n))
             return cls(time_model, 1.0, 0, n, samples, None, large_batch, 0, share, 1.0)
         if b <= 0:
             raise ValueError(
                 f"the time model has b = {b:g} s per step: without a fixed cost per step (b > 0) a "
-                "small batch is as fast as a large one; probe smaller batch sizes, with more "
-                "repeats"
+                "small batch is as fast as a large one; probe smaller batch sizes, more often"
             )
         k_max = largest_k(time_model, n_small, n_large, large_batch)
         if not is_number(k):
@@ -150,8 +153,8 @@ class DualBatchPlan:
         small_batch = max(1, down(b / ((a + b / large_batch) * d_large / d_small - a)))
         if small_batch >= large_batch:
             raise infeasible(f"B_S would be {small_batch}, no smaller than B_L")
-        factor = d_small / d_large if n_large else 1.0  # section 3.4
-        d_large = d_large if n_large else 0
+        # Section 3.4.
+        factor, d_large = (d_small / d_large, d_large) if n_large else (1.0, 0)
         counts = (n_small, n_large, samples, small_batch, large_batch)
         return cls(time_model, k, *counts, d_small, d_large, factor)
 
@@ -166,11 +169,7 @@ class DualBatchPlan:
         return (*["small"] * self.n_small, *["large"] * self.n_large)  # type: ignore[arg-type]
 
     def batch_of(self, kind: Kind) -> int:
-        """Batch size of a kind of worker.
-
-        Raises:
-            ValueError: There is no worker of that kind.
-        """
+        """Batch size of a kind of worker; a ValueError if there is no worker of that kind."""
         choice("kind", kind, sorted(set(self.kinds)))
         batch = self.small_batch if kind == "small" else self.large_batch
         assert batch is not None
@@ -181,14 +180,10 @@ class DualBatchPlan:
         return self.small_samples if kind == "small" else self.large_samples
 
     def factor_of(self, kind: Kind, scheme: str = "linear") -> float:
-        """Model-update factor of a worker (section 3.4); 1 for a large-batch worker.
+        """Model-update factor of a worker by a scheme of `FACTORS` (section 3.4).
 
-        Args:
-            kind: Kind of the worker.
-            scheme: ``linear``, d_S / d_L; ``sqrt``, its root; ``none``, 1.
-
-        Raises:
-            ValueError: There is no such scheme.
+        1 for a large-batch worker, d_S / d_L for a small-batch one by ``linear``, its root by
+        ``sqrt``, 1 by ``none``.
         """
         choice("factor", scheme, FACTORS)
         return FACTORS[scheme](self.update_factor) if kind == "small" else 1.0
@@ -204,16 +199,8 @@ def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: in
 
     B_S = 1 requires d_L / d_S = (a + b) / (a + b / B_L), and equations 4 and 6 give d_L / d_S as
     k n_S / (n - n_L k).
-
-    Raises:
-        ValueError: A count is no whole number, or too small.
     """
-    counts = (("n_small", n_small, 0), ("n_large", n_large, 0), ("large_batch", large_batch, 1))
-    n_small, n_large, large_batch = (whole(*count) for count in counts)
+    n_small, n_large = whole("n_small", n_small, 0), whole("n_large", n_large, 0)
     a, b = time_model.a, time_model.b
-    ratio = (a + b) / (a + b / large_batch)
+    ratio = (a + b) / (a + b / whole("large_batch", large_batch, 1))
     return ratio * (n_small + n_large) / (n_small + n_large * ratio)
-
-
-def _nearest(value: float | Fraction) -> int:
-    return math.floor(value + Fraction(1, 2))

@@ -27,38 +27,21 @@ class Stage:
 
 @dataclass(frozen=True)
 class SubStage:
-    """A part of every stage.
+    """A part of every stage; None leaves what the images, the model or the training have."""
 
-    Attributes:
-        resolution: Side of the images in pixels, or their short side if they are not square; None
-            leaves them unchanged.
-        dropout: Rate for all dropout layers of the model; None leaves them unchanged.
-        plan: Batch sizes and shares at this resolution; None takes the training's.
-    """
-
-    resolution: int | None = None
-    dropout: float | None = None
-    plan: DualBatchPlan | None = None
+    resolution: int | None = None  # (short) side of the images, in pixels
+    dropout: float | None = None  # rate for all dropout layers of the model
+    plan: DualBatchPlan | None = None  # batch sizes and shares at this resolution
 
 
 @dataclass(frozen=True)
 class EpochSetting:
-    """Settings of one epoch; None stands for what the images, the model or the training have.
-
-    Attributes:
-        epoch: From 1.
-        stage: Number of the stage, from 1.
-        sub_stage: Number of the sub-stage, from 1.
-        lr: Learning rate, warm-up included.
-        resolution: Side of the images in pixels.
-        dropout: Dropout rate.
-        plan: Batch sizes and shares.
-    """
+    """Settings of one epoch, with those of its `SubStage`; numbers are from 1."""
 
     epoch: int
     stage: int
     sub_stage: int
-    lr: float
+    lr: float  # warm-up included
     resolution: int | None
     dropout: float | None
     plan: DualBatchPlan | None
@@ -86,9 +69,6 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
         sub_stages: At least one.
         warmup_epochs: Epochs in which the learning rate rises in equal steps from a fifth of the
             first stage's rate to that rate (gradual warm-up, section 5.1.3).
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     def __init__(
@@ -148,11 +128,7 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:
-    """Set the rate of every dropout layer of a model.
-
-    Raises:
-        ValueError: The model has no dropout layer, or the rate is not from 0 up to below 1.
-    """
+    """Set the rate, from 0 up to below 1, of every dropout layer of a model, which must be some."""
     rate, layers = _rate(rate), dropout_rates(model)
     if not layers:
         raise ValueError(

@@ -9,7 +9,7 @@ The core has no clock, no threads and no network: an engine decides when a worke
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,67 +24,67 @@ SYNCS = ("bsp", "asp", "ssp")
 MERGES = ("average", "journal", "conference", "delta")
 
 
+def merge_tensor(rule: str, w: Tensor, w_i: Tensor, p_i: Tensor, f: float) -> Tensor:
+    """Merge one worker's tensor into the server's.
+
+    Args:
+        rule: ``journal`` (the authors' later code), ``conference`` (their earlier code), ``delta``
+            (a stale worker's starting weights do not remain, but n workers make n steps) or
+            ``average``, for which w begins at 0 and f is the worker's share of all factors.
+        w: The server's tensor.
+        w_i: The worker's, after its share.
+        p_i: The one that the worker pulled.
+        f: The worker's model-update factor.
+    """
+    if w.dtype == torch.bool:
+        return w_i.clone()
+    if not w.is_floating_point():  # a counter
+        return w + (w_i - p_i)
+    if rule == "average":
+        return w.add(w_i, alpha=f)  # w ← Σ f_i w_i / Σ f_i
+    if rule == "delta":
+        return w.add(w_i - p_i, alpha=f)  # w ← w + f (w_i - p_i)
+    if rule == "journal":
+        return w.lerp(w_i, f / (1 + f))  # w ← (w + f w_i) / (1 + f)
+    return w.lerp(w_i, f / 2)  # w ← ((2 - f) w + f w_i) / 2
+
+
 class ServerError(RuntimeError):
     """A worker called the server out of turn."""
 
 
 @dataclass(frozen=True)
 class Pull:
-    """The global state that a worker receives for its next share.
-
-    Attributes:
-        worker: Number of the worker.
-        iteration: Number of its next share, from 0.
-        version: Commits merged into `state` so far.
-        state: Copies of the server's tensors.
-    """
+    """The global state that a worker receives for its next share."""
 
     worker: int
-    iteration: int
-    version: int
-    state: dict[str, Tensor]
+    iteration: int  # number of its next share, from 0
+    version: int  # commits merged into `state` so far
+    state: dict[str, Tensor]  # copies of the server's tensors
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One entry of the commit log.
+    """One entry of the commit log."""
 
-    Attributes:
-        number: Position in the log, from 0.
-        worker: Number of the worker that pushed.
-        iteration: Number of that worker's share, from 0.
-        pulled: Version that the worker started from.
-        staleness: Commits of others merged between its pull and its own merge.
-        factor: Model-update factor.
-        time_s: Time by the engine's clock.
-        loss: Mean training loss of the share.
-    """
-
-    number: int
+    number: int  # position in the log, from 0
     worker: int
-    iteration: int
-    pulled: int
-    staleness: int
-    factor: float
-    time_s: float
-    loss: float
+    iteration: int  # number of that worker's share, from 0
+    pulled: int  # version that the worker started from
+    staleness: int  # commits of others merged between its pull and its own merge
+    factor: float  # model-update factor
+    time_s: float  # by the engine's clock
+    loss: float  # mean training loss of the share
 
 
 class ParameterServer:
     """Global weights, merged from the weights that workers push after each share of data.
 
-    Merge rules, with w the server's weights, w_i the worker's, p_i its pulled ones, f its factor:
-
-    - ``average``: w ← Σ f_i w_i / Σ f_i over all workers of a round, at the barrier of BSP. With
-      equal factors and one step of SGD a round, this is data-parallel training.
-    - ``journal``: w ← (w + f w_i) / (1 + f), at each commit (the authors' later code).
-    - ``conference``: w ← ((2 - f) w + f w_i) / 2, at each commit (their earlier code).
-    - ``delta``: w ← w + f (w_i - p_i), at each commit: a stale worker's starting weights do not
-      remain, but n workers make n steps.
-
-    Buffers such as BatchNorm's statistics are merged like weights. Integer tensors, such as its
-    counters, grow by the sum of all workers' increments; boolean tensors are the last worker's.
-    States with NaN or an infinity, pushed or merged, are refused.
+    `merge_tensor` has the merge rules. ``average`` is over all workers of a round, at the barrier
+    of BSP: with equal factors and one step of SGD a round, this is data-parallel training. The
+    other rules merge each commit. Buffers such as BatchNorm's statistics are merged like weights.
+    Integer tensors, such as its counters, grow by the sum of all workers' increments; boolean
+    tensors are the last worker's. States with NaN or an infinity, pushed or merged, are refused.
 
     Synchronisation (section 2.4): a worker may start its share t only while the slowest worker has
     committed at least t - s shares: s is 0 for ``bsp``, `staleness` for ``ssp``, infinite for
@@ -95,12 +95,6 @@ class ParameterServer:
 
     A commit is identified by worker and iteration, and counts once. Each worker's optimizer state
     after its last commit is kept in `optimizers`, unmerged, so that another worker can replace it.
-
-    Example:
-        >>> server = ParameterServer(model.state_dict(), workers=2)  # doctest: +SKIP
-        >>> if server.may_start(worker):  # doctest: +SKIP
-        ...     pull = server.pull(worker)
-        ...     server.push(worker, pull.iteration, trained_from(pull.state), factor=0.8)
 
     Args:
         state: Initial weights and buffers, finite; copied.
@@ -136,11 +130,7 @@ class ParameterServer:
         self._round: dict[int, tuple[dict[str, Tensor], Commit]] = {}
 
     def may_start(self, worker: int) -> bool:
-        """Whether a worker may start its next share now.
-
-        Raises:
-            ValueError: There is no such worker.
-        """
+        """Whether a worker may start its next share now."""
         worker = whole("worker", worker, 0, self.workers - 1)
         return self.iterations[worker] - min(self.iterations) <= self.staleness
 
@@ -149,7 +139,6 @@ class ParameterServer:
 
         Raises:
             ServerError: The worker must wait for slower workers.
-            ValueError: There is no such worker.
         """
         if not self.may_start(worker):
             raise ServerError(
@@ -184,8 +173,7 @@ class ParameterServer:
             optimizer: State of the worker's optimizer after the share; None for none.
 
         Raises:
-            NonFiniteError: The loss or the state is infinite or NaN, or the merged state would be.
-                The server is unchanged.
+            NonFiniteError: Loss, state or merged state is not finite. The server is unchanged.
             ServerError: The worker has not pulled this share, or has pushed it before.
             ValueError: The state has other names, shapes or types, or an argument is out of range.
         """
@@ -198,16 +186,9 @@ class ParameterServer:
                 "not pushed yet; pull each share, and push it once"
             )
         self._check_state(state)
-        commit = Commit(
-            number=len(self.log),
-            worker=worker,
-            iteration=pull.iteration,
-            pulled=pull.version,
-            staleness=self.version - pull.version,
-            factor=positive("factor", factor),
-            time_s=float(time_s),
-            loss=math.nan if loss is None else float(loss),
-        )
+        number, staleness = len(self.log), self.version - pull.version
+        told = positive("factor", factor), float(time_s), math.nan if loss is None else float(loss)
+        commit = Commit(number, worker, pull.iteration, pull.version, staleness, *told)
 
         def diverged(what: str) -> NonFiniteError:
             return NonFiniteError(what, worker, pull.iteration + 1, None)
@@ -216,15 +197,19 @@ class ParameterServer:
             raise diverged(f"the loss is {commit.loss}")
         if (name := not_finite(state)) is not None:
             raise diverged(f"{name!r} is not finite")
-        merged, waiting = None, self._round
+        ready, waiting = [(state, pull.state, commit.factor)], self._round
         if self.sync == "bsp":
             kept = {n: state[n].to(tensor.device, copy=True) for n, tensor in self.state.items()}
-            waiting = self._round | {worker: (kept, commit)}
-            if len(waiting) == self.workers:
-                merged, waiting = self._merged_round(waiting), {}
-        else:
-            merged = self._merged(self.state, state, pull.state, commit.factor)
-        if merged is not None:
+            ready, waiting = [], self._round | {worker: (kept, commit)}
+            if len(waiting) == self.workers:  # all started from the current state
+                order, total = list(waiting), 1.0
+                if self.merge == "average":  # in a fixed order, since sums depend on it
+                    total = sum(held.factor for _, held in waiting.values())
+                    order.sort()
+                ready = [(waiting[w][0], self.state, waiting[w][1].factor / total) for w in order]
+                waiting = {}
+        if ready:
+            merged = self._merged(ready)
             if (name := not_finite(merged)) is not None:
                 raise diverged(f"merging makes {name!r} overflow")
             self.state, self.version = merged, commit.number + 1
@@ -236,38 +221,15 @@ class ParameterServer:
         self.iterations[worker] += 1
         return commit
 
-    def _merged_round(self, waiting: Mapping[int, tuple[State, Commit]]) -> dict[str, Tensor]:
-        """Merge a round of BSP, in which every worker started from the current state."""
-        merged = dict(self.state)
-        if self.merge != "average":
-            for state, commit in sorted(waiting.values(), key=lambda entry: entry[1].number):
-                merged = self._merged(merged, state, self.state, commit.factor)
-            return merged
-        total = sum(commit.factor for _, commit in waiting.values())
-        for name, start in self.state.items():
-            average = torch.zeros_like(start) if start.is_floating_point() else start
-            for worker in sorted(waiting):  # in a fixed order, since sums depend on it
-                state, commit = waiting[worker]
-                if average.is_floating_point():  # w ← Σ f_i w_i / Σ f_i
-                    average.add_(state[name], alpha=commit.factor / total)
-                else:
-                    average = _merged_whole(average, state[name], start)
-            merged[name] = average
-        return merged
-
-    def _merged(self, state: State, pushed: State, pulled: State, f: float) -> dict[str, Tensor]:
-        """Merge one commit: w is the server's tensor, w_i the pushed one, p_i the pulled one."""
+    def _merged(self, commits: Sequence[tuple[State, State, float]]) -> dict[str, Tensor]:
+        """The server's tensors with commits, each a pushed and a pulled state and a factor."""
         merged = {}
-        for name, w in state.items():
-            w_i, p_i = pushed[name].to(w.device), pulled[name]
-            if not w.is_floating_point():
-                merged[name] = _merged_whole(w, w_i, p_i)
-            elif self.merge == "delta":
-                merged[name] = w.add(w_i - p_i, alpha=f)  # w ← w + f (w_i - p_i)
-            elif self.merge == "journal":
-                merged[name] = w.lerp(w_i, f / (1 + f))  # w ← (w + f w_i) / (1 + f)
-            else:
-                merged[name] = w.lerp(w_i, f / 2)  # conference: w ← ((2 - f) w + f w_i) / 2
+        for name, tensor in self.state.items():
+            average = self.merge == "average" and tensor.is_floating_point()
+            w = torch.zeros_like(tensor) if average else tensor
+            for pushed, pulled, f in commits:
+                w = merge_tensor(self.merge, w, pushed[name].to(w.device), pulled[name], f)
+            merged[name] = w
         return merged
 
     def state_dict(self) -> dict[str, Any]:
@@ -283,13 +245,7 @@ class ParameterServer:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from `state_dict`.
-
-        Raises:
-            CheckpointError: The number of workers or the synchronisation differs, or a state is not
-                finite.
-            ValueError: The model differs.
-        """
+        """Resume from `state_dict`, of as many workers, the same synchronisation and model."""
         if len(saved["iterations"]) != self.workers or (saved["round"] and self.sync != "bsp"):
             raise CheckpointError(
                 f"the checkpoint is of {len(saved['iterations'])} workers, with "
@@ -324,10 +280,6 @@ class ParameterServer:
                 f"{sorted(ours - theirs)[:5]}; push what model.state_dict() gives for the model "
                 "that was pulled"
             )
-
-
-def _merged_whole(current: Tensor, new: Tensor, pulled: Tensor) -> Tensor:
-    return new.clone() if current.dtype == torch.bool else current + (new - pulled)
 
 
 def _check_initial(state: State) -> None:

@@ -24,19 +24,12 @@ class Share:
 
     Its mini-batches have `batch_size` samples each, and the last one the rest: 25 samples in
     batches of 10 give 10, 10 and 5.
-
-    Attributes:
-        indices: int64, (d_S,) or (d_L,): its samples, in order.
-        batch_size: B_S or B_L.
-        resolution: Side of the images in pixels, or their short side if they are not square; None
-            for their own.
-        seed: Seed of augmentation and dropout, different for each share of each worker.
     """
 
-    indices: Tensor
-    batch_size: int
-    resolution: int | None
-    seed: int
+    indices: Tensor  # int64, (d_S,) or (d_L,): its samples, in order
+    batch_size: int  # B_S or B_L
+    resolution: int | None  # (short) side of the images in pixels; None for their own
+    seed: int  # of augmentation and dropout, different for each share of each worker
 
 
 Data = tuple[Tensor, Tensor] | Callable[[Share], Batches]
@@ -63,11 +56,7 @@ def share_of(
 
 
 def batches_of(data: Data, share: Share, whose: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the mini-batches of a share, (B, ...) each; messages of errors name its owner.
-
-    Raises:
-        ValueError: A data function gives wrong mini-batches, or images cannot be resized.
-    """
+    """Yield the mini-batches of a share, (B, ...) each; messages of errors name its owner."""
     if callable(data):
         yield from _checked(data(share), share, whose)
         return
@@ -111,11 +100,7 @@ def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, T
 
 
 def resized(shape: Sequence[int], side: int | None) -> int | None:
-    """Side of square images (N, C, H, H) at a resolution; None leaves them unchanged.
-
-    Raises:
-        ValueError: The tensors are no images, are not square, or would be enlarged.
-    """
+    """Side of square images (N, C, H, H) at a resolution; they must not be enlarged."""
     if side is None:
         return None
     if len(shape) != 4 or shape[2] != shape[3] or side > shape[2]:

@@ -23,17 +23,11 @@ from repro.dualbatch.worker import Recipe
 
 @dataclass(frozen=True)
 class DualBatchResult:
-    """Weights, history and log of a training.
+    """Weights, history and log of a training."""
 
-    Attributes:
-        state: The server's weights and buffers; `model.load_state_dict` takes them.
-        history: One entry for each epoch's worth of commits.
-        log: Every commit, in order.
-    """
-
-    state: dict[str, Tensor]
-    history: list[EpochResult]
-    log: list[Commit]
+    state: dict[str, Tensor]  # the server's weights and buffers, as `load_state_dict` takes them
+    history: list[EpochResult]  # of each epoch's worth of commits
+    log: list[Commit]  # every commit, in order
 
 
 def train_dual_batch(
@@ -60,52 +54,41 @@ def train_dual_batch(
     """Train with small-batch and large-batch workers on a parameter server.
 
     In each epoch every worker pulls the global weights, trains its share of the data in batches of
-    its own size, and pushes the result. The plan has the number of workers of each kind, their
-    batch sizes and shares; with n_small = 0 this is the baseline. The schedule has learning rate,
-    resolution and dropout; with several sub-stages it is cyclic progressive learning, and with
-    plans of both kinds of worker in the sub-stages the hybrid scheme. A worker takes the setting of
-    the epoch that the training as a whole is in when it pulls.
-
-    Every worker has one share for each epoch. If workers differ in speed more than the plan
-    assumes, a fast worker under ``asp`` ends early, and only slow workers train late epochs;
-    ``ssp`` bounds that.
+    its own size, and pushes the result. A plan with n_small = 0 is the baseline; a schedule with
+    several sub-stages is cyclic progressive learning, and with plans of both kinds of worker in
+    them the hybrid scheme. A worker takes the setting of the epoch that the training as a whole is
+    in when it pulls. Under ``asp`` a worker faster than the plan assumes ends early.
 
     Differs from the paper: the text leaves open whether a worker keeps its momentum when it pulls
-    new weights. By default each worker keeps it, like workers of torch's DDP and Ray Train:
-    restarting momentum with each share would shorten the steps of large-batch workers most, since
-    they make the fewest. The shares of an epoch together have each sample once.
+    new weights. By default each worker keeps it: restarting it with each share would shorten the
+    steps of large-batch workers most, since they make the fewest. The shares of an epoch together
+    have each sample once.
 
     Args:
         model_fn: Makes the model, a new one each time; called in every process.
-        data: Inputs and targets, or a function from a `Share` to its mini-batches, which must give
-            exactly the share's samples, `batch_size` at a time and the rest last.
+        data: Inputs and targets, or a function from a `Share` to its mini-batches; see `Recipe`.
         plan: Plan for epochs without one in the schedule.
         schedule: Setting of every epoch.
         sync: ``bsp``, ``asp`` or ``ssp`` with `staleness`; see `ParameterServer`.
         staleness: Bound of SSP.
         merge: ``average``, ``journal``, ``conference`` or ``delta``; see `ParameterServer`.
         engine: ``local``, all workers in turn on one device, which repeats bit for bit by the seed
-            on a CPU with the same number of threads, on a GPU as far as its kernels repeat
-            (`torch.use_deterministic_algorithms`); or ``ray``, processes on any number of machines
-            (the `cluster` extra).
+            on a CPU with the same number of threads; or ``ray``, processes on any number of
+            machines (the `cluster` extra).
         time_models: Time models by resolution, for the virtual clock of the local engine; by
             default the plans' own.
-        jitter: Largest relative variation, from 0 to below 1, of the virtual time of each worker's
-            share, drawn uniformly by the seed. So each seed has its own order of commits, as with
-            real workers.
-        slowdowns: Factor on the virtual time of each worker's shares, one number above 0 for each,
-            such as 2.0 for a straggler. Plans do not take it into account. None: all 1.
-        evaluate: Called after each epoch with a separate model of the global weights; on the local
-            engine its time is not counted.
+        jitter: Largest relative variation, from 0 to below 1, of the virtual time of each share,
+            drawn by the seed, so that each seed has its own order of commits.
+        slowdowns: Factor on the virtual time of each worker's shares, such as 2.0 for a straggler,
+            of which plans know nothing. None: all 1.
+        evaluate: Called after each epoch with a separate model of the global weights.
         on_epoch: Called with each epoch's result, after its checkpoint was written.
         checkpoint: File written after each epoch; if it exists, the training resumes from it.
         follow: Commit log of another run; the local engine then trains in its order, for the same
-            weights (on a CPU with the same number of threads: a worker on Ray has as many as
-            `cpus_per_worker`).
+            weights (with as many threads: a worker on Ray has `cpus_per_worker`).
         address: Address of a running Ray cluster; see `repro.dualbatch.cluster.RayEngine`.
-        cpus_per_worker: Cores for each worker on Ray; None is 1.
-        **recipe: The other options of `Recipe`, such as `loss_fn`, `optimizer_fn`, `factor`, `seed`
-            and `device`.
+        cpus_per_worker: Cores for each worker on Ray, and its threads; None is 1.
+        **recipe: The other options of `Recipe`, such as `loss_fn`, `optimizer_fn` and `device`.
 
     Raises:
         ValueError: An argument is out of range, or the data function does not give the samples of
@@ -124,11 +107,8 @@ def train_dual_batch(
     _check_plans(plan, schedule)
     _check_data(data, plan, schedule)
     clock = {"time_models": time_models, "jitter": jitter or None, "slowdowns": slowdowns}
-    if engine == "ray":
-        _check_unused({"follow": follow, **clock}, "engine='ray'")
-    else:
-        of_ray = {"address": address, "cpus_per_worker": cpus_per_worker}
-        _check_unused(of_ray, "engine='local'")
+    of_ray = {"address": address, "cpus_per_worker": cpus_per_worker}
+    _check_unused(of_ray if engine == "local" else clock | {"follow": follow}, f"engine={engine!r}")
     if follow is not None:
         _check_unused(clock, "follow=")
         if len(follow) != plan.n * len(schedule):

@@ -6,8 +6,7 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", 
 A worker keeps no state: its result depends only on the pulled state, its optimizer's state, its
 number and the number of its share. So a share that was lost with its worker is repeated bit for
 bit, and engines agree. The server keeps each worker's optimizer state between its shares, and with
-it the buffers of a loss that is a module. A model's non-persistent buffers are reset for each
-share. A forward pass must keep no state elsewhere.
+it the buffers of a loss that is a module.
 """
 
 import copy
@@ -24,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from repro.dualbatch import checks
 from repro.dualbatch.checks import NonFiniteError, choice, not_finite, whole
 from repro.dualbatch.functions import Parts, Seen, differing
-from repro.dualbatch.guards import UnsavedBuffers, buffers_of, check_optimizer, storages
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 from repro.dualbatch.shares import Data, batches_of, share_of
@@ -48,10 +47,10 @@ class Recipe:
         model_fn: Makes a model, a new one each time; it gets the server's weights.
         data: Inputs (N, ...) and targets (N, ...) on one device, or a function from a `Share` to
             its mini-batches, for example with augmentation: pairs of inputs (B, ...) and targets
-            (B, ...), with the number and the sizes of `Share`. Tensors of square images
-            (N, C, H, W) are resized bilinearly to a schedule's lower resolutions, their targets are
-            not; a function resizes its images itself. The generators of torch, NumPy and Python are
-            seeded while it runs; other random numbers must be seeded by `Share.seed`.
+            (B, ...) of exactly its samples. Tensors of square images (N, C, H, W) are resized
+            bilinearly to a schedule's lower resolutions; a function resizes its images itself. The
+            generators of torch, NumPy and Python are seeded while it runs; other random numbers
+            must be seeded by `Share.seed`.
         loss_fn: Mean loss of (outputs, targets). If it is a module with buffers, each worker has a
             copy and keeps its buffers from share to share. Its parameters are not trained.
         optimizer_fn: Given the list of parameters and a learning rate, makes the optimizer of a
@@ -66,8 +65,8 @@ class Recipe:
         passes_fn: Given a worker's model and `loss_fn`, makes the forward and backward pass: a
             function of inputs and targets on the device that leaves the gradients of the mean loss
             in the model, which has none before, and returns that loss. So workers stream
-            micro-batches, or replay a captured graph. None for the ordinary passes. State that it
-            keeps must not change the result of a share; `autocast` is refused with it.
+            micro-batches, or replay a captured graph. State that it keeps must not change the
+            result of a share; `autocast` is refused with it.
         optimizer_state: ``kept``, each worker keeps its optimizer's state, such as the momentum,
             from share to share; or ``restarted``, each share begins with a new state.
 
@@ -103,20 +102,11 @@ class Recipe:
             raise ValueError("autocast has no effect on a passes_fn; enter torch.autocast there")
 
     def make_model(self) -> nn.Module:
-        """A new model with the initial weights, on the device.
-
-        Raises:
-            ValueError: `model_fn` makes a model without trainable weights, or one that shares
-                tensors with another live model.
-        """
+        """A new model with the initial weights, on the device; a ValueError if they are shared."""
         with seeded(self.device, self.seed):
             model = self.model_fn()
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ValueError(
-                "model_fn's model has no parameter to train; set requires_grad of some"
-            )
-        mine = storages(model)
-        if model in _made or any(mine & storages(other) for other in _made):
+        mine = checks.storages(model)
+        if model in _made or any(mine & checks.storages(other) for other in _made):
             raise ValueError(
                 "model_fn returns a model that shares tensors with another that was made before; "
                 "have it make a new one each time, such as by lambda: copy.deepcopy(model)"
@@ -128,15 +118,45 @@ class Recipe:
         return model
 
     def parts(self, loss_fn: Loss | None = None) -> Parts:
-        """Visible parts of data and functions, optionally with another `loss_fn`.
-
-        For a data function that is an object, only its class.
-        """
+        """Visible parts of functions and data, of a data function that is an object its class."""
         return (
             Seen("loss_fn", loss_fn or self.loss_fn).parts
             | Seen("optimizer_fn", self.optimizer_fn).parts
             | Seen("data", self.data, objects=False).parts
         )
+
+
+class UnsavedBuffers:
+    """The initial values of a model's buffers registered with ``persistent=False``.
+
+    A state does not contain them: a worker that kept their changes by forward passes would train
+    differently from its replacement.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._initial: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        for module in model.modules():
+            for name in sorted(module._non_persistent_buffers_set):
+                buffer = module._buffers.get(name)
+                if buffer is not None:  # else the forward pass makes it
+                    # An expanded buffer cannot be written.
+                    module._buffers[name] = buffer = buffer.contiguous()
+                    self._initial.append((module, name, buffer, buffer.detach().clone()))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore the initial values in place, since captured graphs refer to these tensors."""
+        for module, name, buffer, initial in self._initial:
+            buffer.resize_(initial.shape).copy_(initial)
+            module._buffers[name] = buffer
+
+
+def _buffers_of(module: Any) -> dict[str, Tensor]:
+    """Copies of the buffers in a module's state; empty for a function."""
+    if not isinstance(module, nn.Module):
+        return {}
+    saved = module.state_dict()
+    return {n: b.detach().clone() for n, b in module.named_buffers() if n in saved}
 
 
 @dataclass(frozen=True)
@@ -152,12 +172,7 @@ class Trained:
 
 
 class Worker:
-    """Trains shares, one after the other, for any worker of a plan.
-
-    Args:
-        recipe: Training options.
-        plan: Plan for settings without one.
-    """
+    """Trains shares, one after the other, for any worker; `plan` is for settings without one."""
 
     def __init__(self, recipe: Recipe, plan: DualBatchPlan) -> None:
         self.recipe, self.plan = recipe, plan
@@ -165,9 +180,9 @@ class Worker:
         self._dropout = dropout_rates(self.model)
         self._unsaved = UnsavedBuffers(self.model)
         self._loss_fn: Loss = recipe.loss_fn
-        if buffers_of(self._loss_fn):
+        if loss_state := _buffers_of(self._loss_fn):
             self._loss_fn = copy.deepcopy(self._loss_fn)
-        self._loss_state = buffers_of(self._loss_fn)
+        self._loss_state = loss_state
         self._parts = self.parts()
         self._last: weakref.ref[torch.optim.Optimizer] | None = None
         self._passes: Callable[[Tensor, Tensor], Any] = self._ordinary
@@ -184,17 +199,14 @@ class Worker:
     ) -> Trained:
         """Train one share from a pulled state and an optimizer's state, which stay unchanged.
 
-        Without an `optimizer_state`, as before a worker's first share, the optimizer begins with a
-        new state. Its rate is always the setting's.
-
-        The returned state is the model's own: push it before training the next share. A loss that
-        is not finite is found after the last step, since reading each would make the host wait.
+        None is a new optimizer's state, as for a worker's first share. The returned state is the
+        model's own: push it before training the next share. A loss that is not finite is found
+        after the last step, since reading each would make the host wait.
 
         Raises:
             NonFiniteError: A loss, or a tensor of the trained state, is infinite or NaN.
             ValueError: The data function does not give the share's mini-batches, the loss is not
-                one number that depends on the weights, the optimizer does not train the weights or
-                changes its own options, or there is no such worker.
+                one number that depends on the weights, or the optimizer does not train them.
         """
         recipe, plan, device = self.recipe, setting.plan or self.plan, self.recipe.device
         whole("worker", worker, 0, plan.n - 1)
@@ -277,7 +289,7 @@ class Worker:
             )
         if all(parameter.grad is None for parameter in self.model.parameters()):
             raise ValueError(
-                f"{who} leaves no gradient in the model; let its loss depend on trained weights, "
+                f"{who} leaves no gradient in the model; let its loss depend on trainable weights, "
                 "without detach(), item() and no_grad(), and call backward() in your own passes"
             )
         return loss.detach().clone()  # the next replay of a graph overwrites its loss
@@ -286,7 +298,7 @@ class Worker:
         """Make a share's optimizer; load its state and the loss's from the share before."""
         make = self.recipe.optimizer_fn or sgd
         optimizer = make(list(self.model.parameters()), lr)
-        check_optimizer(optimizer, self.model)
+        checks.check_optimizer(optimizer, self.model)
         if self._last is not None and self._last() is optimizer:
             raise ValueError(
                 "optimizer_fn returns the same optimizer again, which would take the state of one "
@@ -312,7 +324,7 @@ class Worker:
                     f"{type(optimizer).__name__} changes its own options as it steps, which begin "
                     "anew in each share; take another, or optimizer_state='restarted'"
                 )
-        loss_state = buffers_of(self._loss_fn)
+        loss_state = _buffers_of(self._loss_fn)
         if wrong := [n for n, t in self._loss_state.items() if loss_state[n].shape != t.shape]:
             raise ValueError(
                 f"loss_fn changes the shape of its buffer {wrong[0]!r}, which cannot be kept; make "

@@ -202,7 +202,7 @@ class TestModels:
              r"loss_fn returns torch.float32 \(\d+,\); give the mean"),
             ({"loss_fn": lambda o, t: 1.0}, r"loss_fn leaves no gradient in the model"),
             ({"loss_fn": lambda o, t: functional.cross_entropy(o.detach(), t)}, r"no gradient in"),
-            ({"model_fn": lambda: make_model().requires_grad_(False)}, r"no parameter to train"),
+            ({"model_fn": lambda: make_model().requires_grad_(False)}, r"leaves no gradient"),
         ],
     )  # fmt: skip
     def test_what_cannot_be_trained_is_named(self, options, message):

@@ -7,25 +7,22 @@ each mix?
 """
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from repro.experiments.dualbatch import cells, real_workers, runs
 from repro.experiments.dualbatch.cells import Line
 from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, KS, PAPER, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
-from repro.records import Record
 from repro.report import Summary
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
-Groups = Mapping[str, cells.Lines]  # by title, then by a name of `drawing.STYLES`
+Groups = dict[str, dict[str, Line]]  # by title, then by a name of `drawing.STYLES`
 Pairs = Mapping[str, tuple[tuple[str, str], tuple[str, str]]]  # by case, titles and names of lines
 
 
@@ -39,7 +36,7 @@ def table(results: Results, of: Callable[[Results], Groups], columns: str) -> li
     ]
 
 
-def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> "Figure":
+def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> Any:
     """Draw gains, and where they are `over` another training curves by epoch, by group."""
     from repro.experiments.dualbatch.drawing import draw_trainings
 
@@ -53,13 +50,13 @@ def compare(results: Results, of: Callable[[Results], Groups], pairs: Pairs) -> 
         case: (groups[title][name].records, groups[base][other].records)
         for case, ((title, name), (base, other)) in pairs.items()
     }
-    return cells.compared(results, trained)
+    return cases(pairs, lambda case: cells.change(results, *trained[case]))
 
 
 # Table 3: the factor by which a worker's update counts.
 
 
-def by_factor(results: Results) -> dict[str, dict[str, Line]]:
+def by_factor(results: Results) -> Groups:
     """The trainings of Table 3 by mix and factor, compared with no factor."""
     groups = {}
     for paper in PAPER["table3"]:
@@ -95,7 +92,7 @@ def by_mix(results: Results, k: float) -> dict[str, Line]:
     return cells.lines_over(trained, trained[mix(0)])
 
 
-def by_k(results: Results) -> dict[str, dict[str, Line]]:
+def by_k(results: Results) -> Groups:
     """The trainings of Table 5 by k."""
     return {name: by_mix(results, k) for name, k in KS.items()}
 
@@ -132,13 +129,11 @@ TABLE5 = cells.artefact(
 # Tables 8 and 10: the resolution cycled as well.
 
 
-def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, dict[str, Line]]:
+def by_scheme(results: Results, role: str = runs.CIFAR) -> Groups:
     """Both schemes by mix, compared with the paper's baseline: four large-batch workers."""
-    table, setting, base = (
-        ("table10", runs.SECTION_5_2_3, "hybrid")
-        if role == IMAGENET
-        else ("table8", runs.SECTION_5_2, "dual-batch")
-    )
+    table, setting, base = "table8", runs.SECTION_5_2, "dual-batch"
+    if role == IMAGENET:
+        table, setting, base = "table10", runs.SECTION_5_2_3, "hybrid"
     trained = {
         scheme: {
             mix(n): Line(results.ok("train", setting=setting, n_small=n, scheme=scheme), row)
@@ -149,25 +144,13 @@ def by_scheme(results: Results, role: str = runs.CIFAR) -> dict[str, dict[str, L
     return {scheme: cells.lines_over(of, trained[base][mix(0)]) for scheme, of in trained.items()}
 
 
-def scheme_table(results: Results, role: str) -> list[dict[str, Any]]:
-    """Both schemes by the number of small-batch workers, and the time of real workers."""
-    ours = real_workers.saving(results, role)[role]
-    paper = PAPER["table8" if role == runs.CIFAR else "table10"]
-    saving = {
-        "scheme": "time of hybrid over dual-batch",
-        "paper": f"×{paper['hybrid_s'] / paper['dual_batch_s']:.2f}",
-        "real workers": f"not run: {ours}" if isinstance(ours, NotRun) else str(ours),
-    }
-    return [*table(results, partial(by_scheme, role=role), "scheme, workers"), saving]
-
-
 _HYBRID = {f"n_S = {n}": ("hybrid", mix(n)) for n in ALL[1:]}
 OVER_DUAL = {case: (line, ("dual-batch", line[1])) for case, line in _HYBRID.items()}
 OVER_CYCLIC = {case: (line, ("hybrid", mix(0))) for case, line in _HYBRID.items()}
 OVER_BASE = {"n_S = 3": (("hybrid", mix(3)), ("dual-batch", mix(0)))}
 TABLE8 = cells.artefact(
     "table8",
-    rows=partial(scheme_table, role=runs.CIFAR),
+    rows=partial(table, of=by_scheme, columns="scheme, workers"),
     draw=partial(draw, of=by_scheme, over=f"{mix(0)}, uncycled"),
     claims={
         "accuracy": partial(compare, of=by_scheme, pairs=OVER_DUAL),
@@ -189,7 +172,7 @@ def imagenet(results: Results, numbers: Sequence[int]) -> Cases:
 
 TABLE10 = cells.artefact(
     "table10",
-    rows=partial(scheme_table, role=IMAGENET),
+    rows=partial(table, of=partial(by_scheme, role=IMAGENET), columns="scheme, workers"),
     claims={
         "saving": partial(real_workers.saving, role=IMAGENET),
         "imagenet_accuracy": partial(imagenet, numbers=(3, 4)),  # "more than two"
@@ -200,23 +183,21 @@ TABLE10 = cells.artefact(
 # The gains of dual batches in one table; and is it the mix that gains, or more updates?
 
 
-def gain_groups(results: Results) -> dict[str, dict[str, Line]]:
+def gain_groups(results: Results) -> Groups:
     """The gains of Tables 5 and 8 over large batches alone."""
-    groups = {f"{100 * (k - 1):.0f} % more time (Table 5)": by_mix(results, k) for k in K}
-    hybrid = by_scheme(results)["hybrid"]
-    del hybrid[mix(0)]  # which has no small batches
-    return groups | {"resolution cycled as well (Table 8)": hybrid}
+    return by_k(results) | {"resolution cycled as well": by_scheme(results)["hybrid"]}
 
 
-def update_groups(results: Results) -> dict[str, dict[str, Line]]:
+def update_groups(results: Results) -> Groups:
     """The gains of mixes over as many updates; with momentum kept, over large batches."""
     groups = {}
     for k, lines in by_k(results).items():
         both = {mix(n): lines[mix(n)] for n in range(1, WORKERS)}  # batch sizes
         groups[f"{k}, over 4 small"] = cells.lines_over(both, lines[mix(WORKERS)])
+    paper = by_mix(results, K[1])
     kept = {
-        name: Line(again, line.paper)
-        for n, (name, line) in enumerate(by_mix(results, K[1]).items())
+        mix(n): Line(again, paper[mix(n)].paper)
+        for n in ALL
         if (again := results.ok("train", setting=runs.KEPT, n_small=n))
     }
     if mix(0) in kept:
@@ -224,25 +205,15 @@ def update_groups(results: Results) -> dict[str, dict[str, Line]]:
     return groups
 
 
-GAINS, UPDATES = (
-    cells.artefact("gains", rows=partial(table, of=gain_groups, columns="trained with, workers")),
-    cells.artefact(
-        "updates",
-        rows=partial(table, of=update_groups, columns="trained with, workers"),
-        draw=partial(draw, of=update_groups),
-    ),
+_FIRST = "trained with, workers"
+GAINS = cells.artefact("gains", rows=partial(table, of=gain_groups, columns=_FIRST))
+UPDATES = cells.artefact(
+    "updates",
+    rows=partial(table, of=update_groups, columns=_FIRST),
+    draw=partial(draw, of=update_groups),
 )
 
 # Does the gain stay at rates tuned for each mix?
-
-
-def best_rate(tried: Mapping[float, Sequence[Record]]) -> float | None:
-    """The rate with the best mean accuracy on held-out images; None where not all were run."""
-    means = {}
-    for rate, records in tried.items():
-        ends = [r.metrics["held_out"][-1] for r in records if r.seed in runs.SEARCH_SEEDS]
-        means[rate] = Summary.of(ends).mean
-    return None if any(map(math.isnan, means.values())) else max(means, key=lambda r: means[r])
 
 
 def rates_table(results: Results) -> list[dict[str, Any]]:
@@ -253,11 +224,16 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
             rate: results.ok("train", setting=runs.SEARCH, n_small=n, rate=rate)
             for rate in runs.rates_of(results.profile, n)
         }
-        best = best_rate(tried)
+        held_out = {
+            rate: [r.metrics["held_out"][-1] for r in records if r.seed in runs.SEARCH_SEEDS]
+            for rate, records in tried.items()
+        }
+        # None where not all were run.
+        best = max(tried, key=lambda r: np.mean(held_out[r])) if all(held_out.values()) else None
         for rate, records in tried.items():
-            edge = rate in (min(tried), max(tried))
-            mark = f" (best{'; untuned (edge of the grid)' * edge})" * (rate == best)
-            row = {"workers": mix(n), "rate over the paper's": f"{rate:g}{mark}"}
+            edge = "; untuned (edge of the grid)" * (rate in (min(tried), max(tried)))
+            row = {"workers": mix(n), "rate over the paper's": f"{rate:g}"}
+            row["rate over the paper's"] += f" (best{edge})" * (rate == best)
             for metric, images in (("held_out", "images held out"), ("accuracy", "test images")):
                 mean = Summary.of(cells.final(results, records, metric)).text()
                 row[f"accuracy on {images} (%)"] = mean

@@ -44,14 +44,10 @@ class TrainingData:
     """The images of a training on a device, as mini-batches of any share or for evaluation.
 
     With ``held_out`` the training images that the plans leave are measured, too.
-
-    Raises:
-        ValueError: Images are no squares, or smaller than a sub-stage's resolution.
     """
 
     def __init__(self, config: Config, data: ImageData, device: str) -> None:
-        wanted = config["sub_stages"][0]["plan"]["samples"]
-        self.held_out = None
+        wanted, self.held_out = config["sub_stages"][0]["plan"]["samples"], None
         if config.get("held_out"):
             kept, left = data.train.parted(wanted)
             self.held_out = _on(device, left)
@@ -90,8 +86,7 @@ class TrainingData:
     def evaluation(self, config: Config, device: str) -> Callable[[nn.Module], dict[str, float]]:
         """A function that measures a model on test images, to be called after each epoch.
 
-        On all of them after the last epoch, on ``watched_samples`` before, at their own
-        resolution. The key ``held_out`` is the accuracy on images that were held out.
+        On all of them after the last epoch, on ``watched_samples`` before, at their own resolution.
         """
         low = low_precision(config)
         kind, every = torch.device(device).type, len(self.test[0])

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 from repro.experiments import design, view
 from repro.experiments.design import Artefact
 from repro.experiments.dualbatch import runs
-from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, difference
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, difference
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
 
 Records = Sequence[Record]
-Gain = tuple[Estimate | None, float]  # in points: ours, None if not run, and the paper's
 
 
 class Line(NamedTuple):
@@ -40,9 +39,7 @@ def section51(results: Results, k: float, n_small: int, factor: str = "linear") 
 
 def lines_over(lines: Lines, base: Line) -> dict[str, Line]:
     """The lines, all compared with one of them or with another."""
-    return {
-        name: line if line is base else line._replace(base=base) for name, line in lines.items()
-    }
+    return {n: line if line is base else line._replace(base=base) for n, line in lines.items()}
 
 
 def final(results: Results, records: Records, metric: str) -> BySeed:
@@ -55,8 +52,8 @@ def final(results: Results, records: Records, metric: str) -> BySeed:
 
 def by_seed(results: Results, records: Records, values: Iterable[float]) -> BySeed:
     """Values in the order of the records, each with its record's seed."""
-    of = dict(zip((record.seed for record in records), values, strict=True))
-    return results.cell(records, lambda record: of[record.seed])
+    following = iter(values)
+    return results.cell(records, lambda record: next(following))
 
 
 def by_process(results: Results, records: Records, values: Sequence[float]) -> Cell:
@@ -70,14 +67,9 @@ def change(results: Results, records: Records, base: Records, metric: str = "acc
     return difference(ours, others, *(("points", 2) if metric == "accuracy" else ("", 3)))
 
 
-def compared(results: Results, pairs: Mapping[str, tuple[Records, Records]]) -> Cases:
-    """By case, the accuracy of trainings over that of others."""
-    return cases(pairs, lambda name: change(results, *pairs[name]))
-
-
-def gain(results: Results, line: Line, base: Line) -> Gain:
-    """The gain of accuracy of a line over the one that it is compared with."""
-    ours = None
+def gain(results: Results, line: Line) -> tuple[Estimate | None, float]:
+    """The gain of a line over its base in points: ours, None if not run, and the paper's."""
+    base, ours = line.base or line, None
     with suppress(NotRun):
         ours = change(results, line.records, base.records)
     return ours, line.paper["accuracy"] - base.paper["accuracy"]
@@ -97,7 +89,7 @@ def outcome(results: Results, line: Line) -> dict[str, Any]:
         "n": len(accuracy),
     }
     if line.base:
-        ours, paper = gain(results, line, line.base)
+        ours, paper = gain(results, line)
         cells |= {"gain, paper": f"{paper:+.1f}", "gain": str(ours or DASH)}
     return cells
 
@@ -107,8 +99,7 @@ def outcome(results: Results, line: Line) -> dict[str, Any]:
 ROLE = "ResNet-18"  # the paper's network
 
 
-def network(config: Mapping[str, Any]) -> str:
-    """The network of a configuration, such as ``ResNet-8``."""
+def _network(config: Mapping[str, Any]) -> str:
     model = config["model"]
     return f"ResNet-{model['depth']}" if model["name"] == "resnet_cifar" else ROLE
 
@@ -117,13 +108,12 @@ def whose(records: Sequence[Record], more: str = "") -> str:
     """The title of a panel of our numbers: network and data, and `more`, such as ``12 px``."""
     if not records:
         return "ours: not run"
-    first = records[0]
-    config = first.config.get("parts", [first.config])[0]
-    data = first.dataset["name"] if first.dataset else ""
-    return view.panel(ROLE, network(config), ", ".join(text for text in (data, more) if text))
+    config = records[0].config.get("parts", [records[0].config])[0]
+    data = records[0].dataset["name"] if records[0].dataset else ""
+    return view.panel(ROLE, _network(config), ", ".join(text for text in (data, more) if text))
 
 
-def facts(results: Results) -> Iterable[str]:
+def _facts(results: Results) -> Iterable[str]:
     """Yield a caption's sentences on simulated workers and stand-ins."""
     records = [record for record in results.records if record.status == "ok"] or results.records
     if any("setting" in r.config and r.config.get("engine", "local") == "local" for r in records):
@@ -131,7 +121,7 @@ def facts(results: Results) -> Iterable[str]:
     pairs = []
     for record in records:
         parts = [part for part in record.config.get("parts", [record.config]) if "model" in part]
-        pairs += [(network(part), ROLE) for part in parts]
+        pairs += [(_network(part), ROLE) for part in parts]
         if record.dataset and (setting := record.config.get("setting")):
             data = "ImageNet" if setting == runs.SECTION_5_2_3 else "CIFAR-100"
             synthetic = "SYNTHETIC " * (record.dataset["kind"] == "synthetic")
@@ -142,10 +132,10 @@ def facts(results: Results) -> Iterable[str]:
 def artefact(
     name: str, claims: Mapping[str, Callable[[Results], Cases]] | None = None, **functions: Any
 ) -> Artefact:
-    """An artefact with its runs, its texts in ``paper.toml`` and `facts`."""
+    """An artefact with its runs, its texts in ``paper.toml`` and the facts of its caption."""
     colons = {key: _with_colons(numbers) for key, numbers in (claims or {}).items()}
     plan = runs.RUNS[name]
-    return design.artefact("dualbatch", name, facts=facts, plan=plan, claims=colons, **functions)
+    return design.artefact("dualbatch", name, facts=_facts, plan=plan, claims=colons, **functions)
 
 
 def _with_colons(numbers: Callable[[Results], Cases]) -> Callable[[Results], Cases]:

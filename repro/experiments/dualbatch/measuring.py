@@ -2,13 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from repro import measure
 from repro.datasets import EpochTimes
@@ -83,11 +82,9 @@ def _spans(
 
 
 def _table2_rows(model: measure.TimeModel) -> list[dict[str, Any]]:
-    large, samples = PAPER["table2"]["large_batch"], PAPER["cifar_samples"]
-    pairs = [(row["k"], row["n_small"]) for row in PAPER["table2"]["rows"]]
-    plans = [
-        DualBatchPlan.solve(model, k, n, WORKERS - n, large, samples, "floor") for k, n in pairs
-    ]
+    sizes, rows = (PAPER["table2"]["large_batch"], PAPER["cifar_samples"]), PAPER["table2"]["rows"]
+    pairs = [(row["k"], row["n_small"]) for row in rows]
+    plans = [DualBatchPlan.solve(model, k, n, WORKERS - n, *sizes, "floor") for k, n in pairs]
     return [plan_row(plan, None) for plan in plans]
 
 
@@ -116,11 +113,7 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
 
 
 def fitted(
-    config: Config,
-    resolution: int,
-    passes: Iterable[tuple[int, int]],
-    repeats: int,
-    device: str,
+    config: Config, resolution: int, passes: Iterable[tuple[int, int]], repeats: int, device: str
 ) -> tuple[measure.TimeModel, dict[str, measure.Timing]]:
     """Fit the time model to steps, in turns with passes of (batch, samples); all are timed.
 
@@ -162,8 +155,7 @@ def _pass(
     model = build_model(config, config["classes"]).to(device).train()
     full, rest = divmod(samples, batch)
     steps = [step_of(config, model, resolution, batch, device)] * full if full else []
-    if rest:
-        steps.append(step_of(config, model, resolution, rest, device))
+    steps += [step_of(config, model, resolution, rest, device)] if rest else []
 
     def run() -> None:
         for step in steps:
@@ -255,12 +247,7 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     )
 
 
-def _two_steps(
-    config: Config,
-    batch: int,
-    device: str,
-    watched: Callable[[nn.Module], AbstractContextManager[Any]],
-) -> Any:
+def _two_steps(config: Config, batch: int, device: str, watched: Callable[..., Any]) -> Any:
     """Take two steps within a context of the model: in the first the optimizer makes its state."""
     model = build_model(config, config["classes"]).to(device).train()
     step = step_of(config, model, config["resolution"], batch, device)

@@ -6,7 +6,6 @@ them is trained, and two real workers time epochs (Tables 8 and 10, sections 3.2
 
 import math
 import statistics
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -103,36 +102,22 @@ def cycled(results: Results, role: str) -> Estimate:
 # A plan for times measured here.
 
 
-def _ratio_of(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The column of b / a of the time model t = a x + b; none where there is no model."""
-    return {"b / a (samples)": f"{entry['b'] / entry['a']:.1f}"} if entry["a"] else {}
-
-
 def own_plan_table(results: Results) -> list[dict[str, Any]]:
     """The trainings by the paper's and by our own a and b, and the epochs of real workers."""
     paper = PAPER["table5"]
     base = cells.Line(cells.section51(results, 1.0, 0), paper["baseline"])
     (row_5,) = (row for row in paper["rows"] if (row["k"], row["n_small"]) == (K[1], HALF))
-    ours, rows = _planned(results), []
-    for plan, times, records in (
-        ("trained, the paper's b / a", PAPER["inferred"], cells.section51(results, K[1], HALF)),
-        ("trained, times measured here", ours[0].metrics if ours else {"a": None}, ours),
-    ):
-        cell = cells.outcome(results, cells.Line(records, row_5, base))
-        rows.append({"plan": plan, **_ratio_of(times), "k": K[1], **cell})
-    over = cases(KS, lambda name: over_alone(results, KS[name]))
+    trained = {"the paper's": cells.section51(results, K[1], HALF), "our own": _planned(results)}
+    rows: list[dict[str, Any]] = [
+        {"plan": f"trained, by {whose} times", "k": K[1]}
+        | cells.outcome(results, cells.Line(records, row_5, base))
+        for whose, records in trained.items()
+    ]
     with suppress(NotRun):
         for kind in kinds_of(results, OWN):
-            plan = f"two real workers, times measured here, {kind['resolution']} px"
-            row = {"plan": plan, **_ratio_of(kind), "k": kind["k"]}
-            if kind["seconds"]:
-                row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
-                row["wall of an epoch (s)"] = Summary.of(kind["seconds"]).text(3)
-            else:
-                row["plan"] += f": no plan, {kind['error']}"
-            if isinstance(found := over.get(f"k = {kind['k']:g}"), Estimate):
-                row["time over large batches"] = str(found)
-            rows.append(row)
+            row = {"plan": f"two real workers, {kind['resolution']} px", "k": kind["k"]}
+            row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
+            rows.append(row | {"wall of an epoch (s)": Summary.of(kind["seconds"]).text(3)})
     return rows
 
 
@@ -163,11 +148,9 @@ def own_gain(results: Results) -> Cases:
     records, ours = results.ok("own_plan"), _planned(results)
     if records and not ours:
         raise NotRun(f"no plan for the times measured: {records[0].metrics['error']}")
-    return cells.compared(results, {"own plan": (ours, cells.section51(results, 1.0, 0))})
+    large = cells.section51(results, 1.0, 0)
+    return cases(["own plan"], lambda _: cells.change(results, ours, large))
 
 
-OWN_PLAN = cells.artefact(
-    "own_plan",
-    rows=own_plan_table,
-    claims={"extra_time": extra_time, "gain": own_gain},
-)
+CLAIMS = {"extra_time": extra_time, "gain": own_gain}
+OWN_PLAN = cells.artefact("own_plan", rows=own_plan_table, claims=CLAIMS)

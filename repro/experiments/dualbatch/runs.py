@@ -17,9 +17,9 @@ KS = {f"k = {k:g}": k for k in K}
 CIFAR, IMAGENET = "CIFAR", "ImageNet"
 PARTS = {CIFAR: "cifar", IMAGENET: "imagenet"}  # their names in the paper's numbers
 SCHEMES = {"dual-batch": "dual_batch", "hybrid": "hybrid"}  # likewise
+# Settings of trainings; where the momentum of section 5.1 restarts, KEPT is the same with it kept.
 SECTION_5_1, SECTION_5_2, SECTION_5_2_3 = "section 5.1", "section 5.2", "section 5.2.3"
-KEPT = "5.1, momentum kept"  # section 5.1 again, where its momentum restarts
-SEARCH = "5.1, rates"
+KEPT, SEARCH = "5.1, momentum kept", "5.1, rates"
 FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
 STEPS_IN_A_ROW = 5  # that are timed as one
 HALF = WORKERS // 2  # small-batch workers, where one mix of both sizes is enough
@@ -49,8 +49,8 @@ OWN = "own"  # epochs by plans for times measured here
 
 def mix(n_small: int) -> str:
     """The mix of workers in words: ``1 small, 3 large``."""
-    parts = ((n_small, "small"), (WORKERS - n_small, "large"))
-    return ", ".join(f"{count} {size}" for count, size in parts if count)
+    parts = {"small": n_small, "large": WORKERS - n_small}
+    return ", ".join(f"{count} {size}" for size, count in parts.items() if count)
 
 
 def _scale(profile: str, role: str = CIFAR) -> dict[str, Any]:
@@ -60,18 +60,15 @@ def _scale(profile: str, role: str = CIFAR) -> dict[str, Any]:
 
 def _with_epochs(config: dict[str, Any], epochs: Sequence[float] | None) -> dict[str, Any]:
     """The configuration with other numbers of epochs at its rates; None changes nothing."""
-    if epochs is None:
-        return config
-    rates = [rate for _, rate in config["stages"]]
-    return config | {"stages": [list(stage) for stage in zip(epochs, rates, strict=True)]}
+    stages = zip(epochs or (), config["stages"], strict=bool(epochs))
+    return config | ({"stages": [[n, rate] for n, (_, rate) in stages]} if epochs else {})
 
 
 def _compared(profile: str, run: Run) -> dict[str, Any]:
     """A training that is compared with others of its length: under gpu a quarter as long."""
-    if epochs := PROFILES[profile].get("compared"):
-        warmup = math.ceil(run.config["warmup_epochs"] / 4)
-        return _with_epochs(run.config, epochs) | {"warmup_epochs": warmup}
-    return run.config
+    epochs = PROFILES[profile].get("compared")
+    warmup = math.ceil(run.config["warmup_epochs"] / (4 if epochs else 1))
+    return _with_epochs(run.config, epochs) | {"warmup_epochs": warmup}
 
 
 def _replanned(config: dict[str, Any], **plan: Any) -> dict[str, Any]:
@@ -126,12 +123,9 @@ def section51(
 ) -> Run:
     """A training of section 5.1; the baseline, with warm-up, where n_small is 0."""
     scale, training, inferred = _scale(profile), PAPER["training"], PAPER["inferred"]
-    plan = {
-        "a": inferred["a"],
-        "b": inferred["b"] * scale["batches"],
-        "k": k,
-        "n_small": n_small,
-        "n_large": WORKERS - n_small,
+    plan = {"a": inferred["a"], "b": inferred["b"] * scale["batches"], "k": k}
+    plan |= {"n_small": n_small, "n_large": WORKERS - n_small}
+    plan |= {
         "large_batch": max(2, round(PAPER["table2"]["large_batch"] * scale["batches"])),
         "samples": _samples(profile, CIFAR, chosen[CIFAR], "train"),
         "rounding": "floor" if scale["batches"] == 1 else "nearest",
@@ -155,11 +149,11 @@ def section52(profile: str, chosen: Chosen, n_small: int, scheme: str, role: str
     schedule, k = PAPER["table7" if role == CIFAR else "table9"], PAPER["table6"]["k"]
     samples = _samples(profile, role, chosen[role], "train")
     shared = {"k": k, "n_small": n_small, "n_large": WORKERS - n_small, "samples": samples}
+    shared["rounding"] = "nearest"
     sub_stages = []
     for stage in _scale(profile, role)["sub_stages"]:
-        own = {name: stage[name] for name in ("a", "b", "large_batch")}
-        setting = {name: stage[name] for name in ("resolution", "dropout")}
-        sub_stages.append(setting | {"plan": own | shared | {"rounding": "nearest"}})
+        plan = {name: stage[name] for name in ("a", "b", "large_batch")} | shared
+        sub_stages.append({n: stage[n] for n in ("resolution", "dropout")} | {"plan": plan})
     config = {
         "setting": SECTION_5_2 if role == CIFAR else SECTION_5_2_3,
         "scheme": scheme,
@@ -186,9 +180,9 @@ def table5(profile: str, chosen: Chosen) -> list[Run]:
     runs = [section51(profile, chosen, 1.0, 0)]
     runs += [section51(profile, chosen, k, n) for k in K for n in range(1, WORKERS + 1)]
     again = PROFILES[profile].get("kept", {"n_small": ()})
+    seeds = tuple(again["seeds"]) if "seeds" in again else None
     for n in again["n_small"]:
         run = section51(profile, chosen, K[1], n, setting=KEPT, optimizer_state="kept")
-        seeds = tuple(again["seeds"]) if "seeds" in again else None
         runs.append(replace(run, seeds=seeds, label=f"{run.label}, momentum kept"))
     return runs
 
@@ -218,33 +212,23 @@ def step_times(profile: str) -> Run:
         run = step_times("quick")
         return replace(run, config=run.config | {"repeats": 21}, seeds=PROCESSES)
     scale = _scale(profile)
-    config = {
-        "role": CIFAR,
-        "classes": 100,
-        "model": scale["model"],
-        "dataset": None,
-        **scale["compute"],
-        "plan_k": list(K),
-        **PROFILES[profile]["times"],
-    }
+    config = {"role": CIFAR, "classes": 100, "model": scale["model"], "dataset": None}
+    config |= {**scale["compute"], "plan_k": list(K), **PROFILES[profile]["times"]}
     return Run("times", config, seeds=(0,), label=CIFAR)
 
 
 def _published(chosen: Chosen) -> list[Run]:
     """The line through the authors' raw measurements, where they are at hand."""
-    name = "dualbatch_times"
-    if chosen.get("times") != name:
-        return []
-    return [Run("published", {"dataset": {"name": name}}, seeds=(0,), label="GTX 1080")]
+    at_hand = chosen.get("times") == "dualbatch_times"
+    config = {"dataset": {"name": "dualbatch_times"}}
+    return [Run("published", config, seeds=(0,), label="GTX 1080")] * at_hand
 
 
 def memory(profile: str, role: str) -> Run:
     """Peak memory by batch size, and the largest batch under a limit."""
     scale = _scale(profile, role)
-    config = {
-        "role": role,
-        "classes": 100 if role == CIFAR else 1000,
-        "model": scale["model"],
+    config = {"role": role, "classes": 100 if role == CIFAR else 1000, "model": scale["model"]}
+    config |= {
         "autocast": None if role == CIFAR else scale["compute"]["autocast"],
         "channels_last": scale["compute"]["channels_last"],
         "limit_over_largest_probe": None,

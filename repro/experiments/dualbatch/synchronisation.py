@@ -7,52 +7,43 @@ the simulation train the same?
 import math
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from repro.experiments.dualbatch import cells, runs
 from repro.experiments.dualbatch.real_workers import rounds
-from repro.experiments.judge import Cases, Estimate, NotRun, ratio
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, ratio
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_DRAWN_EPOCHS = 3  # in Figure 2
 
 
 def _name(sync: str, bound: int | None = runs.BOUND) -> str:
     return f"SSP, s = {bound}" if sync == "ssp" else sync.upper()
 
 
-def _of(results: Results, sync: str, merge: str) -> list[Record]:
-    return results.ok("synchronise", sync=sync, merge=merge, straggler=None)
+def _of(results: Results, sync: str, merge: str, **config: Any) -> list[Record]:
+    given = {"sync": sync, "merge": merge, "straggler": None} | config
+    return results.ok("synchronise", **given)
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Accuracy and staleness by synchronisation and merge rule, and times of real workers."""
     ran = [(_name(sync), rule, _of(results, sync, rule)) for sync, rule in runs.SYNCS]
+    rule, factor = runs.RULES[0], runs.STRAGGLER
     for sync, bound in runs.STRAGGLING:
-        slow = f"{_name(sync, bound)}, one worker takes {runs.STRAGGLER:g} times as long"
-        config = {"sync": sync, "staleness": bound, "straggler": runs.STRAGGLER}
-        ran.append((slow, runs.RULES[0], results.ok("synchronise", **config)))
-    rows: list[dict[str, Any]] = [
-        {
-            "synchronisation": name,
-            "merge": merge,
-            "accuracy (%)": Summary.of(cells.final(results, records, "accuracy")).text(),
-            "loss": Summary.of(losses).text(3) if np.isfinite(losses).all() else "not finite",
-            "n": len(records),
-            "staleness, mean": f"{np.mean([r.metrics['staleness'] for r in records]):.2f}",
-        }
-        for name, merge, records in ran
-        if records
-        for losses in [cells.final(results, records, "test_loss")]
-    ]
+        slow = f"{_name(sync, bound)}, one worker takes {factor:g} times as long"
+        ran.append((slow, rule, _of(results, sync, rule, staleness=bound, straggler=factor)))
+    rows: list[dict[str, Any]] = []
+    for name, merge, records in ran:
+        if records:
+            loss = Summary.of(cells.final(results, records, "test_loss"))
+            accuracy = Summary.of(cells.final(results, records, "accuracy")).text()
+            staleness = np.mean([record.metrics["staleness"] for record in records])
+            row = {"synchronisation": name, "merge": merge, "accuracy (%)": accuracy}
+            row["loss"] = loss.text(3) if math.isfinite(loss.mean) else "not finite"
+            rows.append(row | {"n": len(records), "staleness, mean": f"{staleness:.2f}"})
     with suppress(NotRun):
         for sync, seconds in rounds(results).items():
             name = f"{_name(sync)}, two real workers, a round of epochs"
@@ -76,7 +67,7 @@ def asp_converges_worse(results: Results) -> Cases:
     learned = {rule: pair for rule, pair in ran.items() if any(map(_learned, pair))}
     if not learned:
         raise NotRun("by no merge rule did training learn anything")
-    found = dict(cells.compared(results, learned))
+    found = dict(cases(learned, lambda rule: cells.change(results, *learned[rule])))
     *_, last = learned
     idle = ", ".join(rule for rule in ran if rule not in learned)
     if idle and isinstance(case := found[last], Estimate):
@@ -95,38 +86,29 @@ def _learned(records: cells.Records) -> bool:
     )
 
 
-SYNCHRONISATION = cells.artefact(
-    "synchronisation",
-    rows=table,
-    claims={"asp_faster": asp_faster, "asp_converges_worse": asp_converges_worse},
-)
+CLAIMS = {"asp_faster": asp_faster, "asp_converges_worse": asp_converges_worse}
+SYNCHRONISATION = cells.artefact("synchronisation", rows=table, claims=CLAIMS)
 
 
-def figure2(results: Results) -> "Figure":
-    """Draw the shares of every worker, from pull to push, under each synchronisation."""
+def figure2(results: Results) -> Any:
+    """Draw the first shares of every worker, from pull to push, under each synchronisation."""
     from repro.experiments.dualbatch import drawing
 
-    count = len(runs.SHOWN)
-    figure, axes = drawing.plots.new_axes(count, 1, 9.6, 1.4 * count + 0.6)
+    figure, axes = drawing.plots.new_axes(len(runs.SHOWN), 1, 9.6, 5)
     for axis, (sync, rule) in zip(axes[:, 0], runs.SHOWN, strict=True):
         records = _of(results, sync, rule)
-        title = f"{_name(sync)}: workers SIMULATED in turns; {cells.whose(records)}"
-        drawing.titled(axis, title, 120)
-        axis.set(xlabel="virtual time (s)", ylabel="worker")
+        axis.set_title(f"{_name(sync)}: workers SIMULATED; {cells.whose(records)}", fontsize=8)
+        axis.set(xlabel="virtual time (s)", ylabel="worker", ylim=(runs.WORKERS - 0.4, -0.6))
         for record in records[:1]:
             # A share begins when the version that its worker pulled was made.
-            columns = [record.metrics[name] for name in ("worker", "pulled", "commit_s")]
-            made = [0.0, *columns[-1]]
-            shares = zip(*columns, strict=True)
-            for worker, pulled, pushed in islice(shares, _DRAWN_EPOCHS * runs.WORKERS):
-                size = "small" if worker < runs.HALF else "large"
-                span, lane = (made[pulled], pushed - made[pulled]), (worker - 0.3, 0.6)
+            worker, pulled, pushed = (record.metrics[n] for n in ("worker", "pulled", "commit_s"))
+            made = [0.0, *pushed]
+            for n in range(3 * runs.WORKERS):  # three epochs
+                size = "small" if worker[n] < runs.HALF else "large"
+                span = made[pulled[n]], pushed[n] - made[pulled[n]]
+                look = {"color": drawing.STYLES[f"{size} batches"]["color"], "ec": "white"}
                 label = f"a share of a {size}-batch worker, from pull to push"
-                colour = drawing.STYLES[f"{size} batches"]["color"]
-                axis.broken_barh([span], lane, color=colour, ec="white", label=label)
-        axis.set_yticks(range(runs.WORKERS))
-        axis.set_ylim(runs.WORKERS - 0.4, -0.6)
-        axis.grid(axis="y", visible=False)
+                axis.broken_barh([span], (worker[n] - 0.3, 0.6), label=label, **look)
         axis.sharex(axes[0, 0])
         axis.label_outer()
     drawing.plots.legend_below(figure, 2)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,16 +18,99 @@ from repro.experiments.judge import Case, Cases, Estimate, NotRun, cases, mean_o
 from repro.experiments.query import Results
 from repro.records import Record
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MIB = 2**20
 AUTHORS = "GTX 1080"
 Turns = Mapping[int, Sequence[float]]  # seconds of each turn, or process, by batch size
+Trend = Callable[[Mapping[int, float]], float]
+
+
+class Line(NamedTuple):
+    """Seconds, or MiB, by batch size: measured, and by a fitted line."""
+
+    title: str
+    fit: Mapping[str, Any]
+    sizes: Sequence[int]
+    measured: Sequence[float]
+    predicted: Sequence[float]
 
 
 def _timed(results: Results) -> list[Record]:
     return results.ok("times", role=CIFAR)
+
+
+# Figures 3 and 4: a batch, an epoch.
+
+
+def lines_of(results: Results, epochs: bool) -> dict[str, Line]:
+    """The times of batches, or of epochs, ours and the authors', by where they are from."""
+    lines: dict[str, Line] = {}
+    ours = _timed(results)
+    for record in [results.measured("times", role=CIFAR)] if ours else ():
+        for fit, passes in zip(record.metrics["fits"], record.metrics["passes"], strict=True):
+            side, sizes = f"{fit['resolution']} px", record.config["batch_sizes"]
+            columns: Any = sizes, fit["seconds"], _on(fit, sizes)
+            if epochs:
+                keys = ("batch", "measured_s", "equation2_s")
+                columns = [[row[key] for row in passes] for key in keys]
+            lines[f"here, {side}"] = Line(whose(ours, side), fit, *columns)
+    for record in results.ok("published"):
+        for name, fit in record.metrics["frameworks"].items():
+            values = fit["per_batch_s"], _on(fit, fit["batches"])
+            values = (fit["epoch_s"], fit["predicted_s"]) if epochs else values
+            title = f"paper: {ROLE}, {AUTHORS}, {name}, raw measurements"
+            lines[f"paper, {AUTHORS}, {name}"] = Line(title, fit, fit["batches"], *values)
+    return lines
+
+
+def _on(fit: Mapping[str, Any], sizes: Sequence[int]) -> list[float]:
+    return [fit["a"] * n + fit["b"] for n in sizes]
+
+
+def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
+    """The fitted lines, and how far times of batches, or of epochs, are from their predictions."""
+    rows = []
+    inferred = {"gives the paper's Table 2": Line("", PAPER["inferred"], (), (), ())}
+    for where, line in (inferred | lines_of(results, epochs)).items():
+        a, b = line.fit["a"], line.fit["b"]
+        row = {"where": where, "a (ms per sample)": f"{1e3 * a:.4f}"}
+        row |= {"b (ms per step)": f"{1e3 * b:.2f}", "b / a (samples)": f"{b / a:.1f}"}
+        if line.sizes:
+            row["batch sizes"] = f"{line.sizes[0]} to {line.sizes[-1]}"
+            errors = np.abs(np.array(line.measured) / np.array(line.predicted) - 1)
+            largest = line.fit.get("largest_error", errors.max())  # the authors', of all sizes
+            row["error, largest"] = f"{100 * largest:.1f} %"
+        rows.append(row)
+    return rows
+
+
+def _draw(lines: Iterable[Line], predicted: str, ylabel: str, limits: Sequence[float] = ()) -> Any:
+    """Draw measured points and lines against the batch size; the paper's hollow and dashed."""
+    from repro import plots
+
+    panels = list(lines)
+    columns = max(1, len(panels))  # an empty one where nothing was measured
+    figure, axes = plots.new_axes(1, columns, 2.6 * columns, 3.2)
+    for axis, line in zip(axes[0], panels, strict=False):
+        style, owner = {"color": plots.OURS, "marker": "o"}, "ours"
+        if line.title.startswith("paper"):
+            style, owner = plots.HOLLOW, "paper's"
+        points, fitted = {"ls": "none", "ms": 4.5}, {"marker": "", "lw": 1.4}
+        axis.plot(line.sizes, line.measured, **style | points, label=f"{owner}: measured")
+        axis.plot(line.sizes, line.predicted, **style | fitted, label=f"{owner}: {predicted}")
+        axis.set_title(line.title.replace(", ", ",\n"), fontsize=8)
+        axis.set(xlabel="batch size", xlim=(0, None), ylim=(0, None))
+    for axis, limit in zip(axes[0], limits, strict=False):
+        axis.axhline(limit, color="#b3261e", ls=":", label="ours: limit (SIMULATED)")
+        axis.set_ylim(top=1.12 * limit)
+    axes[0, 0].set_ylabel(ylabel)
+    plots.legend_below(figure, 4)
+    return figure
+
+
+def draw_times(results: Results, epochs: bool) -> Any:
+    """Draw the time of a batch, or of an epoch, against its size, ours and the authors'."""
+    of, predicted = ("an epoch", "equation 2") if epochs else ("a batch", "fitted a x + b")
+    return _draw(lines_of(results, epochs).values(), predicted, f"time of {of} (s)")
 
 
 def _turns(results: Results) -> dict[str, dict[str, Turns]]:
@@ -43,104 +126,6 @@ def _turns(results: Results) -> dict[str, dict[str, Turns]]:
             "epoch": {n: timing["samples_s"] for n, timing in epochs.items() if timing},
         }
     return found
-
-
-# Figures 3 and 4: a batch, an epoch.
-
-
-class Line(NamedTuple):
-    """Seconds, or bytes, by batch size: measured, and by a fitted line."""
-
-    title: str
-    fit: Mapping[str, Any]
-    sizes: Sequence[int]
-    measured: Sequence[float]
-    predicted: Sequence[float]
-
-
-def lines_of(results: Results, epochs: bool) -> dict[str, Line]:
-    """The times of batches, or of epochs, ours and the authors', by where they are from."""
-    lines: dict[str, Line] = {}
-    ours = _timed(results)
-    for record in [results.measured("times", role=CIFAR)] if ours else ():
-        for fit, passes in zip(record.metrics["fits"], record.metrics["passes"], strict=True):
-            side, sizes = f"{fit['resolution']} px", record.config["batch_sizes"]
-            line = Line(whose(ours, side), fit, sizes, fit["seconds"], _on(fit, sizes))
-            if epochs:
-                keys = ("batch", "measured_s", "equation2_s")
-                line = Line(line.title, fit, *([row[key] for row in passes] for key in keys))
-            lines[f"here, {side}"] = line
-    for record in results.ok("published"):
-        for name, fit in record.metrics["frameworks"].items():
-            title = f"paper: {ROLE}, {AUTHORS},\n{name}, raw measurements"
-            values = fit["per_batch_s"], _on(fit, fit["batches"])
-            values = (fit["epoch_s"], fit["predicted_s"]) if epochs else values
-            lines[f"paper, {AUTHORS}, {name}"] = Line(title, fit, fit["batches"], *values)
-    return lines
-
-
-def _on(fit: Mapping[str, Any], sizes: Sequence[int]) -> list[float]:
-    return [fit["a"] * n + fit["b"] for n in sizes]
-
-
-def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
-    """The fitted lines, and how far times of batches, or of epochs, are from their predictions."""
-    inferred = Line("", PAPER["inferred"], (), (), ())
-    rows: list[dict[str, Any]] = []
-    lines = {"gives the paper's Table 2": inferred} | lines_of(results, epochs)
-    for where, (_, fit, sizes, measured, predicted) in lines.items():
-        row = {
-            "where": where,
-            "a (ms per sample)": f"{1e3 * fit['a']:.4f}",
-            "b (ms per step)": f"{1e3 * fit['b']:.2f}",
-            "b / a (samples)": f"{fit['b'] / fit['a']:.1f}",
-        }
-        if sizes:
-            errors = np.abs(np.array(measured) / np.array(predicted) - 1)
-            largest = fit.get("largest_error", errors.max())  # the authors', of all sizes
-            row |= {
-                "batch sizes": f"{sizes[0]} to {sizes[-1]}",
-                "error, median": f"{100 * np.median(errors):.1f} %",
-                "error, largest": f"{100 * largest:.1f} %",
-            }
-        rows.append(row)
-    return rows
-
-
-def _draw(
-    lines: Sequence[Line], predicted: str, ylabel: str, width: float, limits: Sequence[float] = ()
-) -> "Figure":
-    """Draw measured points and lines against the batch size; the paper's hollow and dashed."""
-    from repro.experiments.dualbatch import drawing
-
-    columns = max(1, len(lines))  # an empty one where nothing was measured
-    figure, axes = drawing.plots.new_axes(1, columns, width * columns, 3.0)
-    for axis, line in zip(axes[0], lines, strict=False):
-        style, owner = {"color": drawing.plots.OURS, "marker": "o"}, "ours"
-        if line.title.startswith("paper"):
-            style, owner = drawing.plots.HOLLOW, "paper's"
-        points = style | {"ls": "none", "ms": 4.5, "label": f"{owner}: measured"}
-        axis.plot(line.sizes, line.measured, **points)
-        fitted = style | {"marker": "", "lw": 1.4, "label": f"{owner}: {predicted}"}
-        axis.plot(line.sizes, line.predicted, **fitted)
-        drawing.titled(axis, line.title)
-        axis.set(xlabel="batch size", xlim=(0, None), ylim=(0, None))
-    for axis, limit in zip(axes[0], limits, strict=False):
-        axis.axhline(limit, color="#b3261e", ls=":", label="ours: limit (SIMULATED)")
-        axis.set_ylim(top=1.12 * limit)
-    axes[0, 0].set_ylabel(ylabel)
-    drawing.plots.legend_below(figure, 4)
-    return figure
-
-
-def draw_times(results: Results, epochs: bool) -> "Figure":
-    """Draw the time of a batch, or of an epoch, against its size, ours and the authors'."""
-    of, predicted = ("an epoch", "equation 2") if epochs else ("a batch", "fitted a x + b")
-    lines = list(lines_of(results, epochs).values())
-    return _draw(lines, predicted, f"time of {of} (s)", 2.4)
-
-
-Trend = Callable[[Mapping[int, float]], float]
 
 
 def bend(seconds: Mapping[int, float]) -> float:
@@ -239,14 +224,12 @@ FIGURE3 = artefact(
     draw=partial(draw_times, epochs=False),
     claims={"line": partial(_trend, of="step", trend=bend, unit="%", digits=1)},
 )
+FALLS = partial(_trend, of="epoch", trend=doubling, log=True)
 FIGURE4 = artefact(
     "figure4",
     rows=partial(line_table, epochs=True),
     draw=partial(draw_times, epochs=True),
-    claims={
-        "falls": partial(_trend, of="epoch", trend=doubling, log=True),
-        "equation2": equation2,
-    },
+    claims={"falls": FALLS, "equation2": equation2},
 )
 
 # Table 4: the shares of workers.
@@ -267,18 +250,13 @@ def table4(results: Results) -> list[dict[str, Any]]:
     # Processes solve plans of their own, whose medians would be nobody's: the first one's.
     for record in _timed(results)[:1]:
         shares += [(f"here, {row['kind']}", "_s", row) for row in _shares(record)]
-    return [
-        {
-            "where": where,
-            "k": row["k"],
-            "batch size": row["batch"],
-            "samples": row["samples"],
-            "measured (s)": f"{row[f'measured{end}']:.4g}",
-            "predicted (s)": f"{row[f'predicted{end}']:.4g}",
-            "error": f"{100 * (row[f'measured{end}'] / row[f'predicted{end}'] - 1):+.1f} %",
-        }
-        for where, end, row in shares
-    ]
+    rows = []
+    for where, end, row in shares:
+        measured, predicted = row[f"measured{end}"], row[f"predicted{end}"]
+        cells = {"where": where, "k": row["k"], "batch": row["batch"], "samples": row["samples"]}
+        cells |= {"measured (s)": f"{measured:.4g}", "predicted (s)": f"{predicted:.4g}"}
+        rows.append(cells | {"error": f"{100 * (measured / predicted - 1):+.1f} %"})
+    return rows
 
 
 def shares_predicted(results: Results) -> Cases:
@@ -309,38 +287,31 @@ def memory_table(results: Results) -> list[dict[str, Any]]:
     """The largest batch sizes under a limit, predicted and found."""
     rows = []
     for role, part in PARTS.items():
-        paper = PAPER["figure13"][part]
-        row: dict[str, Any] = {
-            "data": role,
-            "largest, paper's prediction": f"{paper['predicted_max']:,}",
-            "error, paper": f"{paper['error']:.1f} %",
-        }
+        paper, row = PAPER["figure13"][part], {"data": role}
+        row["largest, paper's prediction"] = f"{paper['predicted_max']:,}"
+        row["error, paper"] = f"{paper['error']:.1f} %"
         if record := results.first("memory", role=role):
             predicted, most = (record.metrics[f"{name}_max"] for name in ("predicted", "measured"))
-            row |= {
-                "limit (MiB)": f"{record.metrics['limit_bytes'] / MIB:,.0f}",
-                "largest, predicted": f"{predicted:,}",
-                "largest, measured": f"{most:,}",
-                "error": f"{100 * (predicted / most - 1):+.1f} %",
-            }
+            row["limit (MiB)"] = f"{record.metrics['limit_bytes'] / MIB:,.0f}"
+            row |= {"largest, predicted": f"{predicted:,}", "largest, measured": f"{most:,}"}
+            row["error"] = f"{100 * (predicted / most - 1):+.1f} %"
         rows.append(row)
     return rows
 
 
-def draw_memory(results: Results) -> "Figure":
+def draw_memory(results: Results) -> Any:
     """Draw measured and predicted memory against the batch size, with the limit."""
     lines, limits = [], []
     for record in filter(None, (results.first("memory", role=role) for role in PARTS)):
-        metrics, side = record.metrics, f"{record.config['resolution']} px"
-        measured = dict(zip(metrics["batch_sizes"], metrics["peaks"], strict=True))
-        measured |= dict(metrics["beyond"])
+        metrics, config = record.metrics, record.config
+        peaks = dict(zip(metrics["batch_sizes"], metrics["peaks"], strict=True))
+        peaks |= dict(metrics["beyond"])
         fit = {"a": metrics["bytes_per_sample"] / MIB, "b": metrics["fixed_bytes"] / MIB}
-        title = f"in {record.config['role']}'s place\n{whose([record], side)}"
-        peaks = [peak / MIB for peak in measured.values()]
-        lines.append(Line(title, fit, [*measured], peaks, _on(fit, [*measured])))
+        title = whose([record], f"{config['resolution']} px, in {config['role']}'s place")
+        measured = [peak / MIB for peak in peaks.values()]
+        lines.append(Line(title, fit, list(peaks), measured, _on(fit, list(peaks))))
         limits.append(metrics["limit_bytes"] / MIB)
-    fitted = "line fitted to the eight smallest"
-    return _draw(lines, fitted, "peak memory (MiB)", 4.0, limits)
+    return _draw(lines, "line fitted to the eight smallest", "peak memory (MiB)", limits)
 
 
 FIGURE13 = artefact("figure13", rows=memory_table, draw=draw_memory)

@@ -28,8 +28,7 @@ _AT_ONCE = 500  # images in a forward pass that keeps nothing
 def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Train (Tables 3, 5, 8, 10); with ``verify`` again locally, in the same order of commits."""
     result, _, again = _trained(config, seed, data, device)
-    outcome = _outcome(config, result)
-    same = None
+    outcome, same = _outcome(config, result), None
     if config.get("verify"):
         followed = again(follow=result.log).state
         same = all(torch.equal(followed[name], result.state[name]) for name in followed)
@@ -62,20 +61,17 @@ def _trained(
     """Train; the function trains the same again, locally and without tests."""
     assert data is not None
     images = TrainingData(config, data, device)
-    schedule = dualbatch.CyclicProgressiveSchedule(
-        [dualbatch.Stage(int(epochs), lr) for epochs, lr in config["stages"]],
-        [
-            dualbatch.SubStage(e["resolution"], e["dropout"], plan_of(e["plan"]))
-            for e in config["sub_stages"]
-        ],
-        warmup_epochs=config["warmup_epochs"],
-    )
+    stages = [dualbatch.Stage(int(epochs), lr) for epochs, lr in config["stages"]]
+    subs = [
+        dualbatch.SubStage(entry["resolution"], entry["dropout"], plan_of(entry["plan"]))
+        for entry in config["sub_stages"]
+    ]
     run = partial(
         dualbatch.train_dual_batch,
         partial(build_model, config, data.num_classes),
         images,
         plan_of(config["sub_stages"][-1]["plan"]),
-        schedule,
+        dualbatch.CyclicProgressiveSchedule(stages, subs, config["warmup_epochs"]),
         sync=config["sync"],
         staleness=config.get("staleness"),
         merge=config.get("merge"),
@@ -95,9 +91,8 @@ def _trained(
 
 def _outcome(config: Config, result: DualBatchResult) -> Outcome:
     """The curves of a training, and the seconds of its epochs."""
-    history = result.history
+    history, on_ray = result.history, config["engine"] == "ray"
     walls = [0.0, *(epoch.wall_time_s for epoch in history)]
-    on_ray = config["engine"] == "ray"
     metrics = {
         "accuracy": [epoch.metrics["accuracy"] for epoch in history],
         "test_loss": [epoch.metrics["test_loss"] for epoch in history],
@@ -135,30 +130,27 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
     train = shown["train"]
     drawn = torch.Generator().manual_seed(seed)
     directions = [filter_normalised(model, drawn) for _ in range(config["directions"])]
-    at_rest = loss_of(model, train)
-    rises = [
-        [loss_at(model, direction, size, train) - at_rest for direction in directions]
-        for size in config["sizes"]
-    ]
-    last = result.history[-1]
-    return Outcome(
-        {
-            "accuracy": last.metrics["accuracy"],
-            "test_loss": last.metrics["test_loss"],
-            "train_loss": at_rest,
-            "wall_time_s": last.wall_time_s,
-            "variances": [
-                gradient_variance(model, train, n, config["draws"], drawn)
-                for n in config["variance_batches"]
-            ],
-            "rises": rises,  # by size, then by direction
-            "worst_rise": worst_rise(model, train, config["worst_size"]),
-            "line": {
-                name: [loss_at(model, directions[0], point, batch) for point in config["places"]]
-                for name, batch in shown.items()
-            },
-        }
-    )
+    at_rest, last = loss_of(model, train), result.history[-1]
+    metrics = {
+        "accuracy": last.metrics["accuracy"],
+        "test_loss": last.metrics["test_loss"],
+        "train_loss": at_rest,
+        "wall_time_s": last.wall_time_s,
+        "variances": [
+            gradient_variance(model, train, n, config["draws"], drawn)
+            for n in config["variance_batches"]
+        ],
+        "rises": [  # by size, then by direction
+            [loss_at(model, direction, size, train) - at_rest for direction in directions]
+            for size in config["sizes"]
+        ],
+        "worst_rise": worst_rise(model, train, config["worst_size"]),
+        "line": {
+            name: [loss_at(model, directions[0], point, batch) for point in config["places"]]
+            for name, batch in shown.items()
+        },
+    }
+    return Outcome(metrics)
 
 
 # How gradients scatter and how the loss rises around a model's weights (section 2).
@@ -196,15 +188,15 @@ def filter_normalised(model: nn.Module, generator: torch.Generator) -> list[Tens
     """
     direction = []
     for weight in model.parameters():
-        if weight.dim() < 2:
-            direction.append(torch.zeros_like(weight))
-            continue
-        drawn = torch.randn(weight.shape, generator=generator).to(weight.device)
-        length, drawn_length = (
-            t.detach().flatten(1).norm(dim=1).view(-1, *[1] * (t.dim() - 1))
-            for t in (weight, drawn)
-        )
-        direction.append(drawn * length / drawn_length)
+        drawn = torch.zeros_like(weight)
+        if weight.dim() > 1:
+            drawn = torch.randn(weight.shape, generator=generator).to(weight.device)
+            length, drawn_length = (
+                t.detach().flatten(1).norm(dim=1).view(-1, *[1] * (t.dim() - 1))
+                for t in (weight, drawn)
+            )
+            drawn = drawn * length / drawn_length
+        direction.append(drawn)
     return direction
 
 
@@ -219,11 +211,10 @@ def loss_at(model: nn.Module, direction: list[Tensor], size: float, batch: Batch
 
 def loss_of(model: nn.Module, batch: Batch) -> float:
     """The mean loss over a set of images."""
+    total = 0.0
     with torch.no_grad():
-        total = sum(
-            float(functional.cross_entropy(model(inputs), labels, reduction="sum"))
-            for inputs, labels in _pieces(batch)
-        )
+        for inputs, labels in _pieces(batch):
+            total += float(functional.cross_entropy(model(inputs), labels, reduction="sum"))
     return total / len(batch[1])
 
 

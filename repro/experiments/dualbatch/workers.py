@@ -34,11 +34,11 @@ def train_own_plan(config: Config, seed: int, data: ImageData | None, device: st
     setting = {**config, **config["measured"], "classes": data.num_classes}
     measured, timings = _line(setting, setting["resolution"], device)
     (entry,) = config["sub_stages"]
-    solution, _ = _solved(entry["plan"], measured)
-    if solution["error"] is not None:
+    solution, plan = _solved(entry["plan"], measured)
+    if plan is None:
         return Outcome(solution, timings=timings)
-    plan = entry["plan"] | {"a": measured["a"], "b": measured["b"]}
-    trained = train({**config, "sub_stages": [entry | {"plan": plan}]}, seed, data, device)
+    own = entry["plan"] | {"a": measured["a"], "b": measured["b"]}
+    trained = train({**config, "sub_stages": [entry | {"plan": own}]}, seed, data, device)
     return Outcome(trained.metrics | solution, timings=timings | dict(trained.timings))
 
 
@@ -87,10 +87,9 @@ def _random_data(classes: int, device: str, share: dualbatch.Share) -> Batches:
 def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Time epochs of two real workers in turns, each kind of epoch by a plan of its own.
 
-    Every round has one epoch of each kind; the first round warms up. Kinds are told apart under
-    ``bsp``, where both workers have the same kind at a time; under ``asp`` whole rounds are timed.
-    Plans are solved from times measured here where a kind has no ``a`` and ``b``; where no such
-    plan exists, the reason is noted.
+    Every round has one epoch of each kind; the first round warms up. Under ``bsp`` each kind is
+    timed, under ``asp`` whole rounds. A kind without ``a`` and ``b`` has a plan for times measured
+    here, or the reason why there is none.
     """
     torch.manual_seed(seed)
     gpu = accelerator.is_accelerator(device)
@@ -167,10 +166,9 @@ def _part(
 
 
 def share_seconds(log: list[dualbatch.Commit], kinds: int) -> list[list[list[float]]]:
-    """Seconds of shares from pull to merge, of a training with a barrier.
+    """Seconds of shares from pull to merge with a barrier, by kind of epoch and worker.
 
-    By kind of epoch, of which `kinds` are a round, then by worker, each round's but the first. A
-    share begins when the version that it pulled was there.
+    Of each round of `kinds` shares but the first; a share begins when its version was there.
     """
     workers = 1 + max(commit.worker for commit in log)
     by_kind: list[list[list[float]]] = [[[] for _ in range(workers)] for _ in range(kinds)]
@@ -182,11 +180,7 @@ def share_seconds(log: list[dualbatch.Commit], kinds: int) -> list[list[list[flo
 
 
 def round_seconds(log: list[dualbatch.Commit], kinds: int) -> list[float]:
-    """Seconds of every round but the first, of a training without a barrier.
-
-    Each worker goes through rounds of `kinds` shares by itself; of the worker that is the slower in
-    all.
-    """
+    """Seconds of every round of `kinds` shares but the first without a barrier: the slower's."""
     ends: dict[int, list[float]] = defaultdict(list)
     for commit in log:
         if commit.iteration % kinds == kinds - 1:

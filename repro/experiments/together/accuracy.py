@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from repro.experiments.design import paper_toml
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, ratio
@@ -19,24 +19,20 @@ from repro.experiments.view import panel
 from repro.records import Record
 from repro.report import DASH, Summary
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 def final(record: Record, name: str) -> float:
-    """Return the last value of a training's history."""
+    """The last value of a training's history."""
     return float(record.metrics[name][-1])
 
 
 class Tuned(NamedTuple):
     """A strategy at its rate: the best on held-out images, by their mean over the seeds that chose.
 
-    `edge`: whether that is the lowest or the highest rate tried, so that a better one may lie
-    beyond. Records of `judging` seeds, which did not choose it, alone are compared.
+    Records of `judging` seeds, which did not choose it, alone are compared.
     """
 
     rate: float
-    edge: bool
+    edge: bool  # whether it is the lowest or highest rate tried: a better one may lie beyond
     held_out: float
     choosing: list[Record]
     judging: list[Record]
@@ -75,7 +71,7 @@ def tuned(results: Results, strategy: str) -> Tuned:
 
 
 def found(results: Results) -> dict[str, Tuned]:
-    """Return the strategies whose rate was found."""
+    """The strategies whose rate was found."""
     at_rates = {}
     for strategy in STRATEGIES:
         with suppress(NotRun):
@@ -84,11 +80,7 @@ def found(results: Results) -> dict[str, Tuned]:
 
 
 def cell(results: Results, strategy: str, name: str) -> BySeed:
-    """Return the last values of a history by seed, to be compared: no seed that chose is in it.
-
-    Raises:
-        NotRun: The rate was not found, is untuned, or no other seeds were trained at it.
-    """
+    """The last values of a history by seed, to be compared: no seed that chose is in it."""
     at_rate, label = tuned(results, strategy), STRATEGIES[strategy]
     if at_rate.edge:
         raise NotRun(f"{label}: rate {at_rate.rate:g} at the edge of the grid: untuned")
@@ -101,10 +93,9 @@ def cell(results: Results, strategy: str, name: str) -> BySeed:
 
 
 def seconds(results: Results, record: Record) -> float:
-    """Return the seconds of a training on this machine; NaN without its pace.
+    """The seconds of a training's images and passes at this machine's pace; NaN without it.
 
-    Images and passes that it made, by their resolution, at the measured pace: the trainings
-    themselves may have shared the machine.
+    The trainings themselves may have shared the machine.
     """
     fits = [fit for paced in results.ok(runs.PACE)[:1] for fit in paced.metrics["fits"]]
     pace, total = {fit["side"]: (fit["image_s"], fit["pass_s"]) for fit in fits}, 0.0
@@ -115,14 +106,14 @@ def seconds(results: Results, record: Record) -> float:
 
 
 def less(results: Results, ours: str, other: str) -> Estimate:
-    """Return a strategy's final accuracy less another's, seed by seed; see `cell`."""
+    """A strategy's final accuracy less another's, seed by seed; see `cell`."""
     first, second = cell(results, ours, "test"), cell(results, other, "test")
     image = 100 / tuned(results, ours).judging[0].config["test_samples"]
     return difference(first, second, "points", resolution=image)
 
 
 def over(results: Results, ours: str, other: str, name: str) -> Estimate:
-    """Return the last value of a strategy's history over another's, seed by seed; see `cell`."""
+    """The last value of a strategy's history over another's, seed by seed; see `cell`."""
     return ratio(cell(results, ours, name), cell(results, other, name))
 
 
@@ -155,35 +146,30 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
         }
 
 
-def figure(results: Results) -> "Figure":
+def figure(results: Results) -> Any:
     """Draw the accuracy at the end against updates and simulated time; combinations are ringed."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    from repro.plots import legend_below, new_axes, styles
+    from repro.plots import legend_below, log_ticks, new_axes, styles
 
     drawn, axes = new_axes(1, 2, 9.6, 4.4)
-    at_rates, costs = found(results), {"updates": 1.0, "parallel": 1.0}
-    if "fixed" in at_rates:
-        fixed = at_rates["fixed"].shown
-        costs["parallel"] = statistics.fmean(final(record, "parallel") for record in fixed)
-    for strategy, at_rate in at_rates.items():
+    looks: dict[str, dict[str, Any]] = dict(styles(STRATEGIES.values()))
+    for strategy, at_rate in found(results).items():
         label = STRATEGIES[strategy]
-        look: dict[str, Any] = styles(STRATEGIES.values())[label]
-        look |= {"ls": "", "ms": 7, "elinewidth": 1}
+        ringed = "black" if strategy in runs.TOGETHER else None
+        look = looks[label] | {"ls": "", "ms": 7, "elinewidth": 1, "mec": ringed}
         look["label"] = f"{label} (untuned)" if at_rate.edge else label
-        look["mec"] = "black" if strategy in runs.TOGETHER else None
-        ends = Summary.of(final(record, "test") for record in at_rate.shown)
-        for axis, (cost, unit) in zip(axes[0], costs.items(), strict=True):
-            spent = Summary.of(final(record, cost) / unit for record in at_rate.shown)
+        for axis, cost in zip(axes[0], ("updates", "parallel"), strict=True):
+            ends, spent = (
+                Summary.of(final(record, name) for record in at_rate.shown)
+                for name in ("test", cost)
+            )
             spreads = [one.std if one.n > 1 else None for one in (ends, spent)]
             axis.errorbar(spent.mean, ends.mean, *spreads, **look)
     first, second = axes[0]
-    first.set(xscale="log", xlabel="updates (logarithmic)", ylabel="test accuracy (%)")
-    first.xaxis.set_major_locator(LogLocator(2))
-    first.xaxis.set_major_formatter("{x:g}")
-    first.xaxis.set_minor_locator(NullLocator())
-    second.set_xlim(left=0)
-    second.set_xlabel(PARALLEL)
+    first.set(xlabel="updates (logarithmic)", ylabel="test accuracy (%)")
+    if first.lines:  # a logarithmic axis needs numbers
+        first.set_xscale("log")
+        log_ticks(first.xaxis, (1, 2, 5), "{:g}")
+    second.set(xlabel="time on a parallel machine, in images (SIMULATED)", xlim=(0, None))
     if (record := results.first(TRAIN)) is not None and record.dataset is not None:
         model = record.config["model"]
         depth = model.get("depth") or model["name"].removeprefix("resnet")
@@ -203,26 +189,8 @@ def facts(results: Results) -> Iterable[str]:
     yield f"Data: {kind}{name}{stand_in}. The parallel machine is SIMULATED."
 
 
-def same_samples(results: Results) -> tuple[bool, str]:
-    """Whether steps took the same images; noise scale measures some more, and no others do."""
-    shares: dict[str, float] = {}
-    for record in results.ok(TRAIN):
-        if not record.metrics["diverged"]:
-            wanted = record.config["train_samples"] * record.config["epochs"]
-            made = sum(images for _, images, _ in record.metrics["work"][-1])
-            worst, name = max(made / wanted, wanted / made) - 1, record.config["strategy"]
-            shares[name] = max(shares.get(name, 0.0), worst)
-    if not shares:
-        raise NotRun("no records")
-    # Shares of a plan are rounded to whole samples; a measured noise scale is no training.
-    holds = all(share <= (1.0 if name == "noise" else 0.01) for name, share in shares.items())
-    ordered = [name for name in STRATEGIES if name in shares]
-    text = ", ".join(f"{STRATEGIES[name]} {100 * shares[name]:.2g} %" for name in ordered)
-    return holds, f"off by at most: {text}"
-
-
 def growth_over_fixed(results: Results) -> Estimate:
-    """Return the updates of growth that streams over those of the fixed small batch."""
+    """The updates of growth that streams over those of the fixed small batch."""
     return over(results, "theta_mbs", "fixed", "updates")
 
 
@@ -247,7 +215,6 @@ def _claim(name: str, estimate: Callable[..., Estimate], *given: str) -> Callabl
 ACCURACY = artefact(
     "accuracy",
     facts=facts,
-    checks={"same_samples": same_samples},
     plan=trainings,
     rows=table,
     draw=figure,
@@ -272,12 +239,13 @@ NOT_RUN = "not run yet"
 
 def _of_method(results: Results, mode: str) -> str:
     """The speed kept at the largest mini-batch that each network trains."""
-    found = [limit.largest(tried) for tried in limit.measured(results, [mode]).values()]
+    found = [limit.largest(limit.points(results, network, mode)) for network in runs.NETWORKS]
     if not (lasts := [last for last in found if last]):
         return NOT_RUN
-    means = sorted((speed.mean, speed.shown(speed.mean)[1:]) for speed in map(limit.speed, lasts))
-    speeds, times = [text for _, text in means], sorted(last["multiple"] for last in lasts)
-    return f"{_span(speeds)} of undivided speed, at {_span(times)} times its largest batch"
+    speeds = sorted(map(limit.speed, lasts), key=lambda speed: speed.mean)
+    texts = [speed.shown(speed.mean)[1:] for speed in speeds]
+    times = sorted(last["multiple"] for last in lasts)
+    return f"{_span(texts)} of undivided speed, at {_span(times)} times its largest batch"
 
 
 def _span(ordered: Sequence[object]) -> str:
@@ -289,7 +257,7 @@ def _of_strategy(results: Results, strategy: str) -> str:
     try:
         points = less(results, strategy, "fixed")
     except NotRun as missing:
-        return f"not compared: {missing}" if results.ok("train") else NOT_RUN
+        return f"not compared: {missing}" if results.ok(TRAIN) else NOT_RUN
     updates = over(results, strategy, "fixed", "updates")
     share = f"{updates.shown(updates.mean)[1:]} of the updates of a fixed small batch"
     return f"{points.shown(points.mean)} points for {share}"

@@ -11,36 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from repro import measure
 from repro.advise import Workload, predict, probe
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
-from repro.experiments.together.methods import (
-    SWAPS,
-    Config,
-    Method,
-    Problem,
-    Refused,
-    build_model,
-    build_problem,
-    micro_batches,
-    recompute,
-)
-from repro.measure import (
-    MemoryBudget,
-    MemoryMeter,
-    Timing,
-    accelerator,
-    is_out_of_memory,
-    least_limit,
-    time_interleaved,
-)
+from repro.experiments.together import methods
+from repro.experiments.together.methods import SWAPS, Config, Method, Problem, build_problem
+from repro.measure import Timing, accelerator
 from repro.measure.machine import machine
 from repro.outofcore import BudgetTooSmall
 
 UNDIVIDED = "undivided"
 STEPS = 2  # that are watched: the optimizer has its state from the second on
 SETTLING = 3  # of out-of-core: two are recorded, one is the first by a plan
-_NO_LIMIT = 2**62
 
 
 def limit(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -68,18 +51,18 @@ def limit_bytes(config: Config, device: str) -> int:
     peaks = []
     for batch in (config["fits"], config["fits"] + 1):
         method = _undivided(config, batch, device)
-        with MemoryMeter(device, resident=method.model) as meter:
+        with measure.MemoryMeter(device, resident=method.model) as meter:
             for _ in range(STEPS):
                 method.step()
         peaks.append(meter.peak_reserved_bytes)
         del method  # an accelerator's limit is on all that lives there
         _release(device)
-    return max(sum(peaks) // 2, least_limit(device))
+    return max(sum(peaks) // 2, measure.least_limit(device))
 
 
 def _undivided(config: Config, batch: int, device: str) -> Method:
     undivided = {**config, "mode": UNDIVIDED}
-    return Method(undivided, build_problem(config, batch), None, _NO_LIMIT, device)
+    return Method(undivided, build_problem(config, batch), None, 0, device)  # it needs no limit
 
 
 def _measure(
@@ -87,14 +70,14 @@ def _measure(
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
     """Measure the largest micro-batch that fits; `fits` is None where the method is refused."""
     why = ""
-    for micro in micro_batches(config["mode"], config["fits"], len(problem.inputs)):
+    for micro in methods.micro_batches(config["mode"], config["fits"], len(problem.inputs)):
         try:
             row, timed = _within(config, problem, micro, allowed, device)
             return {"fits": True, "why": ""} | row, timed
-        except Refused as error:
+        except methods.Refused as error:
             return {"fits": None, "why": str(error)}, {}
         except (BudgetTooSmall, RuntimeError, MemoryError) as error:
-            if not isinstance(error, BudgetTooSmall) and not is_out_of_memory(error):
+            if not isinstance(error, BudgetTooSmall) and not measure.is_out_of_memory(error):
                 raise
             why = str(error)
         _release(device)
@@ -114,7 +97,7 @@ def _within(
     method = Method(config, problem, micro, allowed, device)
     watched: Any = nullcontext()
     if config["mode"] not in SWAPS:
-        watched = MemoryBudget(allowed, device, resident=method.model)
+        watched = measure.MemoryBudget(allowed, device, resident=method.model)
     elif accelerator.is_accelerator(device):
         watched = accelerator.limited(device, allowed)
     with method.within():
@@ -132,7 +115,7 @@ def _within(
         reference_step()  # its optimizer makes its state
         steps = {"step": method.step, "reference": reference_step}
         turns = {"warmup": config["warmup"], "repeats": config["repeats"]}
-        timed = time_interleaved(steps, device=device, **turns)
+        timed = measure.time_interleaved(steps, device=device, **turns)
         held = method.block.statistics.peak_bytes if method.block else watched.peak_reserved_bytes
     host_bytes = method.block.statistics.host_bytes if method.block else method.host_bytes
     errors = _errors(config, problem, micro, allowed, device)
@@ -172,12 +155,9 @@ def _errors(
 
 def _taken(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """Return gradients and BatchNorm's running statistics, on the CPU."""
-    running = ("running_mean", "running_var")
     gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
-    buffers = [
-        value.detach().cpu() for name, value in model.named_buffers() if name.endswith(running)
-    ]
-    return gradients, buffers
+    running = [b.cpu() for name, b in model.named_buffers() if "running_" in name]
+    return gradients, running
 
 
 def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
@@ -205,8 +185,8 @@ def predict_limit(config: Config, seed: int, data: ImageData | None, device: str
         begun = time.perf_counter()
         problem = build_problem(config, fits)
         example = problem.inputs, problem.targets
-        model = build_model(config, "cpu")
-        workload = Workload.of(model, example=example, loss_fn=problem.loss, blocks=recompute)
+        model, blocks = methods.build_model(config, "cpu"), methods.recompute
+        workload = Workload.of(model, example=example, loss_fn=problem.loss, blocks=blocks)
         speed = probe(workload, device, fits, allowed, seconds=config["probe_s"])
 
         def predicted(mode: str, batch: int) -> Any:

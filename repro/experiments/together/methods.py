@@ -33,13 +33,12 @@ from repro.models.unet import UNet
 from repro.outofcore import OutOfCore
 
 Config = Mapping[str, Any]
-Loss = Callable[[Tensor, Tensor], Tensor]
 CLASSES = 10
 _BLOCKS = {"ResidualBlock", "TransformerLayer"}  # recomputed as a whole, by the name of the class
 
 
 class TransformerLayer(nn.Module):
-    """Causal attention and a perceptron, each behind a LayerNorm and added to what it read."""
+    """Causal attention and a perceptron, each behind a LayerNorm and added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -102,17 +101,11 @@ def recompute(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """A mini-batch in host memory, and what is to be computed of it.
+    """A mini-batch in host memory, and what is to be computed of it."""
 
-    Attributes:
-        inputs: Images (B, 3, H, W), or tokens (B, T).
-        targets: Labels (B,), a mask (B, 1, H, W) of zeros and ones, or tokens (B, T).
-        loss: A mean over the samples.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    loss: Loss
+    inputs: Tensor  # images (B, 3, H, W), or tokens (B, T)
+    targets: Tensor  # labels (B,), a mask (B, 1, H, W) of zeros and ones, or tokens (B, T)
+    loss: Callable[[Tensor, Tensor], Tensor]  # a mean over the samples
 
 
 def build_model(config: Config, device: str) -> nn.Module:
@@ -170,7 +163,7 @@ class Method:
         config: Names the method and the network.
         problem: The mini-batch.
         micro: Most samples of a micro-batch, None for methods that take the mini-batch whole.
-        limit: In bytes.
+        limit: In bytes, of out-of-core training.
         device: Where it computes.
     """
 
@@ -233,12 +226,7 @@ class Method:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Enter the method's block: out-of-core's, or none.
-
-        Raises:
-            BudgetTooSmall: An operation alone needs more than the limit.
-            Refused: It is not for this device.
-        """
+        """Enter out-of-core's block, or none; `Refused` where it is not for this device."""
         if self.mode not in SWAPS:
             yield
             return

@@ -32,10 +32,7 @@ AT_ONCE = 500  # images of a pass that makes no gradient
 
 
 class Images:
-    """The images of a training, on a device: to train, held out of these, and to test.
-
-    Grey ones are taken three times.
-    """
+    """The images of a training, on a device: to train, held out of these, and to test."""
 
     def __init__(self, config: Config, data: ImageData, device: str) -> None:
         count, held = config["train_samples"], config["held_out"]
@@ -55,7 +52,7 @@ class Images:
         return TensorLoader(*self.train, batch, seed=seed, **self._options)
 
     def share(self, share: dualbatch.Share) -> TensorLoader:
-        """Return the augmented mini-batches of a worker's share, in its order."""
+        """Return a share's augmented mini-batches."""
         chosen = share.indices.to(self.train[1].device)
         options = self._options | {"resolution": share.resolution, "seed": share.seed}
         images, labels = (part[chosen] for part in self.train)
@@ -76,24 +73,20 @@ class Images:
 
 def _placed(split: Split, device: str) -> tuple[Tensor, Tensor]:
     assert split.labels is not None
-    images = split.images.expand(-1, 3, -1, -1).contiguous()
+    images = split.images.expand(-1, 3, -1, -1).contiguous()  # grey ones are taken three times
     return images.to(device), split.labels.to(device)
 
 
 class Work:
-    """The progress of a training: updates, and images and passes by resolution.
-
-    `parallel` is time on a machine of several devices, in images of the own side; `history` has
-    results at the end of each epoch, by name.
-    """
+    """The progress of a training: updates, and images and passes by resolution."""
 
     def __init__(self, config: Config, side: int) -> None:
         self._config, self._side = config, side
-        self.updates, self.parallel = 0, 0.0
+        self.updates = 0
+        self.parallel = 0.0  # time on a machine of several devices, in images of the own side
         self.by_side: dict[int, list[int]] = {}
-        self.history: dict[str, list[Any]] = {
-            name: [] for name in ("held_out", "test", "updates", "work", "parallel", "batch")
-        }
+        names = ("held_out", "test", "updates", "work", "parallel", "batch")
+        self.history: dict[str, list[Any]] = {name: [] for name in names}  # at each epoch's end
 
     def count(
         self, batch: int, side: int, micro: int | None, *, alone: bool = False, updates: bool = True
@@ -112,7 +105,7 @@ class Work:
             self.parallel += share * self.cost_of(side) + passes * self._config["step_images"]
 
     def cost_of(self, side: int) -> float:
-        """Return the cost of an image, in images of the own side: by its pixels."""
+        """The cost of an image, in images of the own side: by its pixels."""
         return (side / self._side) ** 2
 
     def end_epoch(self, accuracies: Mapping[str, float], parallel: float, batch: int) -> None:
@@ -158,21 +151,18 @@ def _built(
     config: Config, classes: int, device: str, rate: float
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A model on a device, and its optimizer."""
-    model = _model(config, classes).to(device, memory_format=_layout(config)).train()  # type: ignore[call-overload]
+    layout = torch.channels_last if config.get("channels_last") else torch.contiguous_format
+    model = _model(config, classes).to(device, memory_format=layout).train()  # type: ignore[call-overload]
     options: dict[str, Any] = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
     if config.get("captured"):  # in one launch a step: many small ones cost more
         options["fused"] = True
     return model, torch.optim.SGD(model.parameters(), lr=rate, **options)
 
 
-def _layout(config: Config) -> torch.memory_format:
-    return torch.channels_last if config.get("channels_last") else torch.contiguous_format
-
-
 def passes_of(config: Config, model: nn.Module, loss_fn: Any, device: str) -> Passes:
     """A function that computes a mini-batch's gradients, streamed or at once, and returns its loss.
 
-    Where steps are captured, a streamed one is not, unless it has a single micro-batch.
+    Where steps are captured, only streamed ones of several micro-batches are not.
     """
     low, last = low_precision(config), config.get("channels_last", False)
     at_once = CapturedPasses(model, loss_fn, low, config.get("captured", False), last)
@@ -184,7 +174,8 @@ def passes_of(config: Config, model: nn.Module, loss_fn: Any, device: str) -> Pa
     def streamed(inputs: Tensor, targets: Tensor) -> Tensor | float:
         if at_once.captured and len(inputs) <= memory:
             return at_once(inputs, targets)
-        return streamer.backward(inputs.contiguous(memory_format=_layout(config)), targets).loss
+        layout = torch.channels_last if last else torch.contiguous_format
+        return streamer.backward(inputs.contiguous(memory_format=layout), targets).loss
 
     return streamed
 
