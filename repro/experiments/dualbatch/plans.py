@@ -1,11 +1,13 @@
 """Do the equations give the paper's plans and schedules? Tables 1, 2, 6, 7 and 9: all solved."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from repro.experiments.design import Artefact, Rows
 from repro.experiments.dualbatch.cells import artefact
 from repro.experiments.dualbatch.runs import PAPER, PARTS, WORKERS, mix
+from repro.experiments.judge import NotRun
 from repro.experiments.query import Results
 
 Row = Mapping[str, Any]
@@ -22,6 +24,25 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:.3g}" if isinstance(value, float) else value
+
+
+def _as_printed(results: Results, rows: Callable[[Results], Rows]) -> tuple[bool, str]:
+    """Compare every cell with the paper's beside it, as they are printed."""
+    equal = [
+        row[name.removesuffix(", paper")] == paper
+        for row in rows(results)
+        for name, paper in row.items()
+        if name.endswith(", paper") and paper is not None
+    ]
+    if not equal:
+        raise NotRun("no records")
+    return all(equal), f"{sum(equal)} of {len(equal)} cells"
+
+
+def _solved_table(table: str, rows: Callable[..., Rows]) -> Artefact:
+    """A table whose check says whether its cells are the paper's."""
+    own = partial(rows, table=table)
+    return artefact(table, rows=own, checks={"as_printed": partial(_as_printed, rows=own)})
 
 
 # Tables 2 and 6: batch sizes and shares.
@@ -63,8 +84,7 @@ def sizes_table(results: Results, table: str) -> list[dict[str, Any]]:
     return rows
 
 
-TABLE2 = artefact("table2", rows=partial(sizes_table, table="table2"))
-TABLE6 = artefact("table6", rows=partial(sizes_table, table="table6"))
+TABLE2, TABLE6 = (_solved_table(table, sizes_table) for table in ("table2", "table6"))
 
 # Tables 7 and 9: the schedules.
 
@@ -86,8 +106,7 @@ def schedule(results: Results, table: str) -> list[dict[str, Any]]:
     return rows
 
 
-TABLE7 = artefact("table7", rows=partial(schedule, table="table7"))
-TABLE9 = artefact("table9", rows=partial(schedule, table="table9"))
+TABLE7, TABLE9 = (_solved_table(table, schedule) for table in ("table7", "table9"))
 
 # Table 1: the three schemes, in symbols.
 
