@@ -343,7 +343,6 @@ def figure(
         str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/figure3; or overview.")
     ],
     out: Annotated[str, option(help="Path of the file.")],
-    form: Annotated[str | None, option("--format", help="svg, pdf or png, else --out's.")] = None,
     profile: Profile = None,
     reference: Reference = None,
     changes: Changes = None,
@@ -355,7 +354,7 @@ def figure(
     from repro.experiments import arguments, showing
 
     changed = arguments.parse_choices(changes)
-    typer.echo(f"figure: {showing.write_figure(target, out, form, profile, reference, changed)}")
+    typer.echo(f"figure: {showing.write_figure(target, out, profile, reference, changed)}")
 
 
 @app.command(rich_help_panel=LOOK)
