@@ -22,14 +22,12 @@ from repro.experiments.view import devices
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-# One effect: label, the paper's value, ours, our 95 % interval; None for a missing one.
-Effect = tuple[str, float | None, float | None, tuple[float, float] | None]
+    from repro.plots import Effect
 
 
 def effect(
     label: str, kind: str, paper: float | None, gap: Estimate, inverse: bool = False
-) -> Effect:
+) -> "Effect":
     """Return the effect of an estimate, or of the inverse of a ratio.
 
     Args:
@@ -121,7 +119,7 @@ def findings_of(source: Source) -> list[str]:
     return sentences
 
 
-def effects_of(source: Source) -> list[tuple[str, Effect]]:
+def effects_of(source: Source) -> "list[tuple[str, Effect]]":
     """Return the effects of a method that have records, each after its kind; a GPU's first."""
     effects: list[tuple[str, Effect]] = []
     for row in story_of(source.paper).effects:
