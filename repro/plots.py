@@ -107,12 +107,13 @@ def learning_curves(panels: Mapping[str, Mapping[str, Curves]], styles: Styles) 
     return figure
 
 
-def _label_column(axes: Sequence[Axes], title: str, quantities: Sequence[str], xlabel: str) -> None:
+def _label_column(axes: Iterable[Axes], title: str, quantities: Sequence[str], xlabel: str) -> None:
     """Label a column of panels; `quantities` label the first one's rows, the others share them."""
+    column = list(axes)
     # Broken over lines, a title does not overlap the next panel's.
-    axes[0].set_title(textwrap.fill(title, 46, break_on_hyphens=False), fontsize=10)
-    axes[-1].set_xlabel(xlabel)
-    for axis, quantity in itertools.zip_longest(axes, quantities, fillvalue=""):
+    column[0].set_title(textwrap.fill(title, 46, break_on_hyphens=False), fontsize=10)
+    column[-1].set_xlabel(xlabel)
+    for axis, quantity in zip(column, quantities or [""] * len(column), strict=True):
         axis.set_ylabel(quantity)
         axis.tick_params(labelleft=bool(quantities))
 
@@ -126,7 +127,8 @@ def _draw_seeds(axis: Axes, curves: Curves, styles: Styles) -> None:
             continue
         epochs, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
         every = max(1, len(epochs) // 8)
-        axis.plot(epochs, mean, line, label=label, lw=1.8, ms=5, markevery=every, **styles[label])
+        look: dict[str, Any] = {"ms": 5, "markevery": every, **styles[label]}
+        axis.plot(epochs, mean, line, label=label, lw=1.8, **look)
         if len(values) > 1:
             std = values.std(0, ddof=1)
             axis.fill_between(
@@ -192,8 +194,10 @@ def _draw_bounds(
         size = size * 1.05**side
         axis.plot(size, value, label=label, lw=1.6, ms=6, **style)
         known = ~np.isnan(low)
-        error = np.stack([value - low, high - value])[:, known]
-        axis.errorbar(size[known], value[known], error, color=style["color"], fmt="none", capsize=3)
+        if known.any():
+            error = np.stack([value - low, high - value])[:, known]
+            look = {"color": style["color"], "fmt": "none", "capsize": 3}
+            axis.errorbar(size[known], value[known], error, **look)
 
 
 def timeline(
@@ -302,7 +306,7 @@ def _draw_effects(
 _EFFECT_PANELS = {
     "gives": "What it gives: right is better",
     "costs": "What it costs: left is better",
-    "accuracy": "Accuracy (points): right is better",
+    "accuracy": "Accuracy: right is better",
 }
 
 
@@ -322,14 +326,18 @@ def gains_and_costs(groups: Mapping[str, Sequence[tuple[str, Effect]]]) -> Figur
     axes[0, 0].get_gridspec().set_height_ratios([len(rows) + 1 for rows in panels.values()])
     for axis, (kind, rows) in zip(axes[:, 0], panels.items(), strict=True):
         points = kind == "accuracy"
-        labelled = [(label + _in_words(*values, points), *values) for label, *values in rows]
+        labelled: list[Effect] = [
+            (label + _in_words(paper, ours, points), paper, ours, interval)
+            for label, paper, ours, interval in rows
+        ]
         _draw_effects(axis, labelled, 0 if points else 1, not points, groups)
         axis.set_title(_EFFECT_PANELS[kind], loc="left", fontsize=11, fontweight="bold")
+        axis.set_xlabel("points" if points else "")
     legend_below(figure, 3, ("paper", "ours"))
     return figure
 
 
-def _in_words(paper: float | None, ours: float | None, _: Any, points: bool) -> str:
+def _in_words(paper: float | None, ours: float | None, points: bool) -> str:
     """Our value and the paper's, after a label."""
 
     def shown(value: float) -> str:

@@ -1,11 +1,11 @@
 """One artefact on the terminal, its figure in a file, all of them as a report; and the status."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from repro import paths, report, terminal
@@ -16,7 +16,6 @@ from repro.experiments.design import (
     SETTINGS,
     Artefact,
     Paper,
-    Rows,
     UsageError,
     paper_toml,
 )
@@ -56,7 +55,7 @@ def found(
     return [(source, *pair) for pair in zip(artefacts, gathered, strict=True)]
 
 
-MOST_ROWS = 24  # of a table, unless its evidence is asked for
+MOST_ROWS = 22  # of a table, unless its evidence is asked for
 Shown = TypeVar("Shown")
 
 
@@ -66,7 +65,7 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
     With `evidence` the table is whole, and the numbers behind each verdict and check follow it.
     """
 
-    def gathered(results: Results) -> tuple[Rows, str, list[Row], list[Row]]:
+    def gathered(results: Results) -> tuple[list[Mapping[str, Any]], str, list[Row], list[Row]]:
         caption = view.full_caption(artefact, results)
         judged = summary.verdicts(source.paper, artefact, results)
         return list(artefact.rows(results)), caption, judged, summary.checks(artefact, results)
