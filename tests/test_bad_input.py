@@ -160,7 +160,7 @@ add(("notebooks", "--refresh", "--seeds", "3"), "--refresh", "leave it out")
 # Figures.
 for artefact, out, *named in (
     ("mbs", "x.svg", "whole paper"), ("mbs/table2", "x.svg", "has no figure", "mbs/figure3"),
-    ("mbs/figure3", "x.gif", "'gif'"), ("mbs/figure3", "x", "'x'", ".svg, .pdf or .png"),
+    ("mbs/figure3", "x.gif", "'x.gif'"), ("mbs/figure3", "x", "'x'", ".svg, .pdf or .png"),
     ("mbs/figure3", "/proc/no/x.svg", "cannot be written", "/proc/no"),
 ):  # fmt: skip
     add(("figure", artefact, "--out", out), *named)
