@@ -165,6 +165,7 @@ recipes: $(STAMP)  ## run the files of examples with the libraries they name; co
 docs: $(STAMP)  ## build the site of docs and notebooks into build/site, and follow every link
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
 	@$(REPRO) report --output build/report/report.md
+	@$(BIN)/python docs/explorers.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "built build/site/index.html"
 

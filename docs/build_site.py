@@ -31,6 +31,7 @@ _MARKDOWN = re.compile(
 )
 _CODE = re.compile(r"(<pre.*?</pre>|<code.*?</code>)", re.DOTALL)
 _MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
+_EXPLORER = re.compile(r'<div data-explorer="(\w+)">.*?</div>', re.DOTALL)
 _log = logging.getLogger("mkdocs.hooks.build_site")  # its warnings are errors with --strict
 
 
@@ -118,9 +119,15 @@ def on_page_content(html: str, page, config, files: Files) -> str:
     if not page.file.src_uri.startswith("notebooks/"):
         return html
     _mend_contents(html, page.toc)
+    html = _EXPLORER.sub(_with_choices, html)
     html = _MARKDOWN.sub(_with_formulas, html)
     html = re.sub(r'href="(\w+)\.ipynb(#[^"]*)?"', r'href="\1.html\2"', html)
     return re.sub(r'href="\.\./(?:docs/)?(\w+)\.md(#[^"]*)?"', r'href="../\1.html\2"', html)
+
+
+def _with_choices(match: re.Match[str]) -> str:
+    """Return a notebook's widget as `docs/explorers.py` wrote it."""
+    return (REPORT / "explorers" / f"{match[1]}.html").read_text(encoding="utf-8")
 
 
 def _with_formulas(cell: re.Match[str]) -> str:

@@ -31,14 +31,14 @@ def explorers(_: Callable[[str], Results]) -> list[Explorer]:
 
     tasks = {"ResNet-20, CIFAR-10": "CIFAR", "EDSR, DIV2K": "DIV2K", "EDSR, Phantom": "Phantom"}
     controls = {
-        "task": Control("training", tasks, "ResNet-20, CIFAR-10", listed=True),
-        "peak": Control("θ peaks in epoch", {str(n): n for n in range(1, 81)}, "6"),
+        "task": Control("training", tasks, "ResNet-20, CIFAR-10", 3, listed=True),
+        "peak": Control("θ peaks in epoch", {str(n): n for n in range(1, 81)}, "6", 5),
         "tolerance": Control(
-            "change of θ that counts as none", {f"{n} %": n / 100 for n in range(51)}, "10 %"
+            "change of θ that counts as none", {f"{n} %": n / 100 for n in range(51)}, "10 %", 2
         ),
         "largest": Control("largest batch", {f"{2**n:,}": 2**n for n in range(5, 14)}, "2,048"),
     }
-    return [Explorer(controls, computed)]
+    return [Explorer("adaptive", controls, computed)]
 
 
 def rising(task: str, peak: int) -> list[float]:

@@ -29,11 +29,11 @@ def explorers(_: Callable[[str], Results]) -> list[Explorer]:
     longer = {f"{percent} %": 1 + percent / 100 for percent in range(1, MOST_PERCENT + 1)}
     sizes = {str(n): n for n in range(SMALLEST, 1001, 50)}
     controls = {
-        "k": Control("longer than large batches alone by", longer, "10 %"),
-        "n_small": Control("workers with small batches", {str(n): n for n in range(5)}, "2"),
+        "k": Control("longer than large batches alone by", longer, "10 %", 8),
+        "n_small": Control("workers with small batches", {str(n): n for n in range(5)}, "2", 5),
         "large_batch": Control("large batch", sizes, "500"),
     }
-    return [Explorer(controls, computed)]
+    return [Explorer("dualbatch", controls, computed)]
 
 
 def solve(k: float, n_small: int, large_batch: int) -> DualBatchPlan | str:

@@ -56,11 +56,11 @@ def explorers(results: Callable[[str], Results]) -> list[Explorer]:
     sizes = {f"{size:,}": size for size in SIZES}
     shares = {f"{percent} %": percent for percent in range(10, 401, 10)}
     controls = {
-        "role": Control("in place of", {name: name for name in records}, first, listed=True),
-        "percent": Control("memory limit, of Table 2's", shares, "100 %"),
-        "mini_batch": Control("mini-batch size", sizes, "64"),
+        "role": Control("in place of", {name: name for name in records}, first, 4, listed=True),
+        "percent": Control("memory limit, of Table 2's", shares, "100 %", 4),
+        "mini_batch": Control("mini-batch size", sizes, "64", 3),
     }
-    return [Explorer(controls, computed)]
+    return [Explorer("mbs", controls, computed)]
 
 
 def default_limit_mib(record: Record) -> float:

@@ -26,19 +26,19 @@ def explorers(results: Callable[[str], Results]) -> list[Explorer]:
         for entry in entries(record)
     }
     percents = {f"{percent} %": percent for percent in range(0, 101, 2)}
-    share = Control("limit, from the least to the most useful", percents, "50 %")
+    share = Control("limit, from the least to the most useful", percents, "50 %", 11)
     made = []
     if measured:
         first = next((n for n in measured if n.startswith("conv2 forward")), next(iter(measured)))
-        names = Control("kernel", {name: name for name in measured}, first, listed=True)
+        names = Control("kernel", {name: name for name in measured}, first, 3, listed=True)
 
         def of_kernel(kernel: str, percent: int) -> tuple[str, Figure]:
             return explore_kernel(*measured[kernel], percent)
 
-        made.append(Explorer({"kernel": names, "percent": share}, of_kernel))
+        made.append(Explorer("microconv", {"kernel": names, "percent": share}, of_kernel))
     if (whole := alexnet(results("figure12"))) is not None:
         of_network = partial(explore_network, whole)
-        made.append(Explorer({"percent": share}, of_network, height=610))
+        made.append(Explorer("sharing", {"percent": share}, of_network, height=610))
     return made
 
 

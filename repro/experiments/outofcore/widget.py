@@ -72,10 +72,10 @@ def explorers(_: Callable[[str], Results]) -> list[Explorer]:
     windows = {f"{percent} %": percent for percent in range(0, 301, 5)}
     controls = {
         "network": Control("network", networks, "ResNet-50, batch 512", listed=True),
-        "percent": Control("budget, from the smallest to all", percents, "25 %"),
-        "window": Control("window, of the budget", windows, "150 %"),
+        "percent": Control("budget, from the smallest to all", percents, "25 %", 5),
+        "window": Control("window, of the budget", windows, "150 %", 5),
     }
-    return [Explorer(controls, computed, height=485)]
+    return [Explorer("outofcore", controls, computed, height=485)]
 
 
 @lru_cache(maxsize=64)
