@@ -55,7 +55,7 @@ def found(
     return [(source, *pair) for pair in zip(artefacts, gathered, strict=True)]
 
 
-MOST_ROWS = 22  # of a table, unless its evidence is asked for
+MOST_ROWS = 26  # of a table, unless its evidence is asked for
 Shown = TypeVar("Shown")
 
 
@@ -77,7 +77,11 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
         if checked:
             parts.append(terminal.table(checked, "Checks, which are no claims of the paper"))
         if judged:
+            folder = f"repro/experiments/{source.paper.key}"
+            question = paper_toml(source.paper.key)["artefacts"][artefact.name]["question"]
+            where = f"{folder}/paper.toml; numbers: {folder}/{question.partition(':')[0]}.py."
             parts.append(terminal.table(_claim_rows(judged), "Claims"))
+            parts.append(terminal.prose(f"Rules, margins and expectations: {where}"))
         return "\n\n".join(parts)
     words = [
         f"{row['verdict']} ({', '.join(filter(None, (row['setting'], row['device'])))}): "
