@@ -1,27 +1,16 @@
 """The command line: ``python -m repro list | run | show | verify | status | report | ...``."""
 
-# ruff: noqa: E402 (Ctrl-C is seen to before all that takes time to import)
-
+import json
 import os
 import signal
 import sys
-
-# Threads that wait by spinning stop each other for seconds where cores are shared.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-from repro import console
-
-PROGRAM = "repro" if sys.argv[0].endswith(f"{os.sep}repro") else "python -m repro"
-if __name__ == "__main__" or PROGRAM == "repro":
-    console.leave_when_interrupted()
-
-import json
 import warnings
 from dataclasses import replace
 from typing import Annotated, NoReturn
 
 import typer
 
+from repro import console
 from repro.options import (
     Changes,
     Data,
@@ -37,6 +26,9 @@ from repro.options import (
     option,
 )
 
+# Threads that wait by spinning stop each other for seconds where cores are shared.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+PROGRAM = "repro" if sys.argv[0].endswith(f"{os.sep}repro") else "python -m repro"
 LOOK, RUN, MAINTAIN = "Look", "Run", "Maintain"
 
 app = typer.Typer(
@@ -318,8 +310,8 @@ def show(
 ) -> None:
     """Print an artefact: verdicts, the paper's values and ours.
 
-    A table that is wider than the terminal is folded. Where that is not enough, columns are left
-    out, and a line under the table names them.
+    A table that is wider than the terminal is folded, and where that is not enough it goes on
+    below.
     """
     from repro import terminal
     from repro.experiments import arguments, showing
@@ -339,7 +331,6 @@ def figure(
         str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/figure3; or overview.")
     ],
     out: Annotated[str, option(help="Path of the file.")],
-    form: Annotated[str | None, option("--format", help="svg, pdf or png, else --out's.")] = None,
     profile: Profile = None,
     reference: Reference = None,
     changes: Changes = None,
@@ -351,7 +342,7 @@ def figure(
     from repro.experiments import arguments, showing
 
     changed = arguments.parse_choices(changes)
-    typer.echo(f"figure: {showing.write_figure(target, out, form, profile, reference, changed)}")
+    typer.echo(f"figure: {showing.write_figure(target, out, profile, reference, changed)}")
 
 
 @app.command(rich_help_panel=LOOK)
@@ -388,7 +379,6 @@ def report(
     if promised := showing.promise_rows(rows, profile):
         title = f"\nThe papers' promises: the reference records, and this machine's ({profile})"
         typer.echo(terminal.table(promised, title))
-        typer.echo(terminal.prose(showing.WHAT_MORE))
     typer.echo(f"report: {path}")
 
 

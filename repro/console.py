@@ -17,17 +17,6 @@ _OF_THE_USER = {"UsageError", "RecordError", "DatasetError"}  # by name: not all
 _OF_PATHLIB = ("Symlink loop", "Could not determine home directory")
 
 
-def leave_when_interrupted() -> None:
-    """Let Ctrl-C end the process at once during imports: some modules treat it as an error."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
-
-
-def _leave(*_: Any) -> None:
-    os.write(2, f"{INTERRUPTED}\n".encode())
-    os._exit(130)
-
-
 def carry_out(command: Callable[[], int], program: str) -> int:
     """Run a command and return the exit code of its process: 2 for bad input, 130 for Ctrl-C.
 
@@ -46,7 +35,7 @@ def carry_out(command: Callable[[], int], program: str) -> int:
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    if before in (signal.default_int_handler, _leave):  # unless ignored, or handled by others
+    if before is signal.default_int_handler:  # not ignored, nor handled by others
         signal.signal(signal.SIGINT, note)
     try:
         code = command()

@@ -1,13 +1,13 @@
 """Execute the notebooks by papermill."""
 
 import base64
+import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from repro import paths
 from repro.experiments import arguments
@@ -21,16 +21,9 @@ FOLDER = paths.notebooks_dir()
 # traceback if it is interrupted. A cell's error arrives as a message.
 QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
 WIDGET = "application/vnd.jupyter.widget-view+json"
-# The parser of a parameter, by the type declared in a notebook.
-_READ: dict[str, tuple[Callable[[str], Any], str]] = {
-    "int": (int, "a whole number"),
-    "float": (float, "a number"),
-    "bool": ({"True": True, "False": False}.__getitem__, "True or False"),
-}
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The result of one notebook."""
 
     text: str
@@ -66,22 +59,24 @@ def check(chosen: Sequence[Path], parameters: Mapping[str, str]) -> None:
     """Refuse parameters that a notebook does not have or cannot use, before any of them runs.
 
     Raises:
-        UsageError: A parameter is unknown, of another type, or not one of its choices; or papermill
-            is not installed.
+        UsageError: A parameter is unknown or not one of its choices; or papermill is not installed.
         RecordError: The executed notebooks cannot be written.
     """
-    values: dict[str, Any] = {}
-    for path in chosen:
-        values |= _typed(path, parameters)
-    if values.get("device"):
-        arguments.check_device(values["device"])
-    arguments.parse_seeds(values.get("seeds"))
-    arguments.check_data(values.get("data"))
-    devices = [device for device, _ in reference_stores()]
-    if values.get("reference") and values["reference"] not in devices:
+    papermill = _papermill()
+    for path, name in itertools.product(chosen, parameters):
+        known = papermill.inspect_notebook(str(path))
+        if name not in known:
+            names = ", ".join(sorted(known))
+            raise UsageError(f"notebook {path.stem} has no parameter {name}; it has {names}")
+    if parameters.get("device"):
+        arguments.check_device(parameters["device"])
+    arguments.parse_seeds(parameters.get("seeds"))
+    arguments.check_data(parameters.get("data"))
+    devices = dict.fromkeys(["", *(device for device, _ in reference_stores())])
+    if parameters.get("reference", "") not in devices:
         raise UsageError(
-            f"no reference records of device {values['reference']!r}; choose among "
-            f"{', '.join(dict.fromkeys(devices)) or 'none, there are no reference records'}"
+            f"no reference records of device {parameters['reference']!r}; choose among "
+            f"{', '.join(filter(None, devices)) or 'none'}"
         )
     advice = "free some space, make the folder writable, or name another one in $REPRO_RESULTS"
     check_writable(_target_folder(), "executed notebooks", advice)
@@ -89,29 +84,6 @@ def check(chosen: Sequence[Path], parameters: Mapping[str, str]) -> None:
 
 def _target_folder() -> Path:
     return paths.results_dir() / "local" / "notebooks"
-
-
-def _typed(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
-    """Return parameters with their declared types; papermill only warns of unknown ones."""
-    papermill = _papermill()
-    try:
-        known = papermill.inspect_notebook(str(path))
-    except Exception as error:  # a damaged file raises errors of many kinds
-        raise UsageError(
-            f"notebook {path} cannot be read ({type(error).__name__}: {error}); bring it back as "
-            f"it was: git checkout {path.name}"
-        ) from error
-    typed = {}
-    for name, text in parameters.items():
-        if name not in known:
-            names = ", ".join(sorted(known))
-            raise UsageError(f"notebook {path.stem} has no parameter {name}; it has {names}")
-        read, example = _READ.get(known[name]["inferred_type_name"], (str, ""))
-        try:
-            typed[name] = read(text)
-        except (KeyError, ValueError) as error:
-            raise UsageError(f"parameter {name} is {text!r}; give {example}") from error
-    return typed
 
 
 def _papermill() -> Any:
@@ -127,7 +99,7 @@ def _papermill() -> Any:
         ) from error
 
 
-def _run(path: Path, parameters: Mapping[str, Any]) -> tuple[Any, str | None]:
+def _run(path: Path, parameters: Mapping[str, str]) -> tuple[Any, str | None]:
     """Return a notebook after papermill executed it, and the reason of a failure."""
     papermill = _papermill()
     import nbformat
@@ -162,15 +134,10 @@ def _write(notebook: Any, path: Path) -> None:
 
 
 def execute(path: Path, parameters: Mapping[str, str]) -> Outcome:
-    """Run a notebook with parameters, and save it and an HTML copy among the results.
-
-    Raises:
-        UsageError: See `check`.
-    """
-    typed = _typed(path, parameters)
-    if typed.get("data"):
-        typed["data"] = str(paths.data_roots(typed["data"])[0])
-    executed, failure = _run(path, typed)
+    """Run a notebook with parameters (see `check`), and save it and an HTML copy as results."""
+    if parameters.get("data"):
+        parameters = {**parameters, "data": str(paths.data_roots(parameters["data"])[0])}
+    executed, failure = _run(path, parameters)
     target = _target_folder() / path.name
     executed.metadata.get("papermill", {})["output_path"] = str(target)
     _write(executed, target)
@@ -194,10 +161,7 @@ def refresh(path: Path) -> Outcome:
         UsageError: The notebooks belong to an installed package.
     """
     if paths.INSTALLED:
-        raise UsageError(
-            "the notebooks of an installed package stay as they are; refresh those of a checkout, "
-            "or execute them: leave --refresh out"
-        )
+        raise UsageError("the notebooks of an installed package stay as they are: no --refresh")
     _papermill()
     import nbformat
 

@@ -2,27 +2,32 @@
 
 import itertools
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from repro.axes import INK, OURS, legend_below, log_ticks, new_axes
-from repro.axes import MARKERS as MARKERS
-from repro.axes import PALETTE as PALETTE
-from repro.axes import PAPER as PAPER
-from repro.axes import WITHOUT as WITHOUT
-from repro.axes import sign as sign
-from repro.axes import styles as styles
 from repro.report import VERDICT_COLOURS
 
+PAPER, OURS, WITHOUT, INK = "#8d99ae", "#1f6fb4", "#e07a3f", "#1c2230"
+# After the ink, nine colours that colour-blind readers can distinguish (seaborn's "colorblind").
+PALETTE = [INK, "#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4",
+           "#949494", "#ece133"]  # fmt: skip
+MARKERS = "osD^vPX*hd"
 STAGES = {"copy": "#f2a541", "compute": "#1f6fb4", "update": "#3a9d6e"}
-
 # Style of a paper's values beside ours.
 HOLLOW: dict[str, Any] = {"color": "#5f6b7a", "marker": "D", "mfc": "none", "ls": "--"}
+_LOOK: dict[Any, Any] = {
+    **{"axes.grid": True, "axes.axisbelow": True, "grid.color": "#e6e9ef"},
+    **{"axes.edgecolor": "#8d99ae", "xtick.bottom": False, "ytick.left": False},
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ".15"),
+}
 
 # One point with its interval: position, value, low, high (NaN for none).
 Bounds = tuple[float, float, float, float]
@@ -30,6 +35,57 @@ Bounds = tuple[float, float, float, float]
 Effect = tuple[str, float | None, float | None, tuple[float, float] | None]
 Curves = Mapping[str, Sequence[Sequence[float]]]  # by label, each seed's values by epoch
 Styles = Mapping[str, Mapping[str, str]]  # by label, a colour and a marker; see `styles`
+
+
+def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """A colour and a marker for each name; equal names give equal styles."""
+    return {
+        name: {"color": PALETTE[number % 10], "marker": MARKERS[number % 10]}
+        for number, name in enumerate(names)
+    }
+
+
+def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
+    """A figure of a size in inches and its axes, shape (rows, columns)."""
+    with plt.rc_context(_LOOK):
+        figure, axes = plt.subplots(
+            rows, columns, figsize=(width, height), squeeze=False, layout="constrained"
+        )
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+    # The figure is returned, not shown: a notebook displays it once, and no figure stays open.
+    plt.close(figure)
+    return figure, axes
+
+
+def legend_below(figure: Figure, columns: int, order: Sequence[str] = ()) -> None:
+    """Name every line once, below all panels; lines in `order` come first."""
+    named: dict[str, Artist] = {}
+    for axis in figure.axes:  # any axis may be empty
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    labels = list(dict.fromkeys([*(label for label in order if label in named), *named]))
+    figure.legend([named[label] for label in labels], labels, loc="outside lower center",
+                  ncols=columns, frameon=False)  # fmt: skip
+
+
+def log_ticks(axis: Axis, steps: Sequence[float], written: str) -> None:
+    """Mark a logarithmic axis at `steps` of each decade, formatted by `written`."""
+    axis.set_major_locator(LogLocator(10, steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: written.format(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def sign(figure: Figure, text: str) -> None:
+    """Write a grey line below a figure's content, for saving with a tight box."""
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)  # fixes the layout, without drawing
+    figure.set_layout_engine(None)
+    for legend in figure.legends:  # they stay in place when a tight box is saved
+        legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
+    across, up = figure.get_size_inches()
+    lines = textwrap.fill(text, int(15 * across), break_long_words=False)  # characters per inch
+    figure.text(0, -0.08 / up, lines, ha="left", va="top", fontsize=7, color="#5f6b7a")
 
 
 def learning_curves(panels: Mapping[str, Mapping[str, Curves]], styles: Styles) -> Figure:
@@ -43,21 +99,23 @@ def learning_curves(panels: Mapping[str, Mapping[str, Curves]], styles: Styles) 
     rows = list(next(iter(panels.values())))
     figure, axes = new_axes(len(rows), len(panels), 3.6 * len(panels), 2.6 * len(rows) + 0.4)
     for column, (title, quantities) in enumerate(panels.items()):
-        for row, quantity in enumerate(rows):
-            axis = axes[row, column]
-            axis.sharey(axes[row, 0])
+        for axis, first, quantity in zip(axes[:, column], axes[:, 0], rows, strict=True):
+            axis.sharey(first)
             _draw_seeds(axis, quantities[quantity], styles)
-            axis.set_title(_lines(title) if row == 0 else "", fontsize=10)
-            axis.set(ylabel=quantity if column == 0 else "")
-            axis.set(xlabel="epoch" if row == len(rows) - 1 else "")
-            axis.tick_params(labelleft=column == 0)
+        _label_column(axes[:, column], title, rows if column == 0 else (), "epoch")
     legend_below(figure, 2)
     return figure
 
 
-def _lines(title: str) -> str:
-    """Break a title over lines, so that it does not overlap the next panel's."""
-    return "\n".join(textwrap.wrap(title, 46, break_on_hyphens=False))
+def _label_column(axes: Iterable[Axes], title: str, quantities: Sequence[str], xlabel: str) -> None:
+    """Label a column of panels; `quantities` label the first one's rows, the others share them."""
+    column = list(axes)
+    # Broken over lines, a title does not overlap the next panel's.
+    column[0].set_title(textwrap.fill(title, 46, break_on_hyphens=False), fontsize=10)
+    column[-1].set_xlabel(xlabel)
+    for axis, quantity in zip(column, quantities or [""] * len(column), strict=True):
+        axis.set_ylabel(quantity)
+        axis.tick_params(labelleft=bool(quantities))
 
 
 def _draw_seeds(axis: Axes, curves: Curves, styles: Styles) -> None:
@@ -69,12 +127,13 @@ def _draw_seeds(axis: Axes, curves: Curves, styles: Styles) -> None:
             continue
         epochs, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
         every = max(1, len(epochs) // 8)
-        colour, marker = styles[label]["color"], styles[label]["marker"]
-        axis.plot(epochs, mean, line, label=label, lw=1.8, ms=5, markevery=every, color=colour,
-                  marker=marker)  # fmt: skip
+        look: dict[str, Any] = {"ms": 5, "markevery": every, **styles[label]}
+        axis.plot(epochs, mean, line, label=label, lw=1.8, **look)
         if len(values) > 1:
             std = values.std(0, ddof=1)
-            axis.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+            axis.fill_between(
+                epochs, mean - std, mean + std, color=styles[label]["color"], alpha=0.15, lw=0
+            )
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -94,21 +153,17 @@ def against_mini_batch(
         neutral: By quantity, the value of the baseline, marked by a line.
         style: Colour and marker of ours.
     """
-    quantities, alone = list(neutral), len(panels) == 1
+    quantities = list(neutral)
     labels = ("paper, with MBS", "ours, with MBS, 95 % interval")
     line = "without MBS, the largest that fits"
-    rows, columns = (1, len(quantities)) if alone else (len(quantities), len(panels))
-    figure, axes = new_axes(rows, columns, 3.5 * columns + (1.4 if alone else 0), 2.5 * rows + 0.7)
-    grid = axes.T if alone else axes
-    sizes = {
-        point[0] for column in panels.values() for series in column.values()
-        for points in series.values() for point in points
-    }  # fmt: skip
+    width = max(6.5, 3.5 * len(panels))
+    figure, axes = new_axes(len(quantities), len(panels), width, 2.5 * len(quantities) + 0.7)
+    points = {q: [p for c in panels.values() for s in c[q].values() for p in s] for q in quantities}
+    sizes = {point[0] for own in points.values() for point in own}
     ticks = sorted(sizes.union(*refused.values()))
     for column, (title, series) in enumerate(panels.items()):
-        for row, quantity in enumerate(quantities):
-            axis = grid[row, column]
-            axis.sharey(grid[row, 0])
+        for axis, first, quantity in zip(axes[:, column], axes[:, 0], quantities, strict=True):
+            axis.sharey(first)
             axis.set_xscale("log", base=2)
             for size in refused.get(title, ()):
                 axis.axvspan(size / 2**0.5, size * 2**0.5, color="#f3dccf", lw=0, zorder=0,
@@ -116,24 +171,17 @@ def against_mini_batch(
             axis.axhline(neutral[quantity], color=INK, lw=1.2, label=line)
             _draw_bounds(axis, series[quantity].get("paper", ()), -1, labels[0], HOLLOW)
             _draw_bounds(axis, series[quantity].get("ours", ()), 1, labels[1], style)
-            slope = 45 if len(ticks) > 8 else 0  # long labels would overlap
-            written = [f"{tick:,g}" for tick in ticks]
-            axis.set_xticks(ticks, written, fontsize=8, rotation=slope)
+            axis.set_xticks(ticks, [f"{tick:,g}" for tick in ticks], fontsize=8,
+                            rotation=45 if len(ticks) > 8 else 0)  # fmt: skip
             axis.minorticks_off()
-            if ticks:
-                axis.set_xlim(ticks[0] / 1.6, ticks[-1] * 1.6)
-            axis.set_title(_lines(title) if row == 0 or alone else "", fontsize=10)
-            axis.set_xlabel("mini-batch size" if row == len(quantities) - 1 or alone else "")
-            axis.set_ylabel(quantity if column == 0 else "")
-            axis.tick_params(labelleft=column == 0)
-    for row, quantity in enumerate(quantities):
+        _label_column(axes[:, column], title, quantities if column == 0 else (), "mini-batch size")
+    for axis, quantity in zip(axes[:, 0], quantities, strict=True):
         # Intervals of two seeds may be ten times as long as the curves, and do not set the axis.
-        values = [neutral[quantity], *(point[1] for column in panels.values()
-                  for points in column[quantity].values() for point in points)]  # fmt: skip
-        low, high = grid[row, 0].get_ylim()
+        values = [neutral[quantity], *(value for _, value, *_ in points[quantity])]
+        low, high = axis.get_ylim()
         room = 0.5 * (max(values) - min(values))
-        grid[row, 0].set_ylim(max(low, min(values) - room), min(high, max(values) + room))
-    legend_below(figure, 2 if alone else 4, (*labels, line))
+        axis.set_ylim(max(low, min(values) - room), min(high, max(values) + room))
+    legend_below(figure, min(4, 2 * len(panels)), (*labels, line))
     return figure
 
 
@@ -141,15 +189,15 @@ def _draw_bounds(
     axis: Axes, points: Sequence[Bounds], side: int, label: str, style: Mapping[str, Any]
 ) -> None:
     """Draw points in a line with their intervals, a little to the left (-1) or right (1)."""
-    if not points:
-        return
-    size, value, low, high = np.asarray(points, dtype=float).T
-    size = size * 1.05**side
-    axis.plot(size, value, label=label, lw=1.6, ms=6, **style)
-    known = ~np.isnan(low)
-    if known.any():
-        error = np.stack([value - low, high - value])[:, known]
-        axis.errorbar(size[known], value[known], error, color=style["color"], fmt="none", capsize=3)
+    if points:
+        size, value, low, high = np.asarray(points, dtype=float).T
+        size = size * 1.05**side
+        axis.plot(size, value, label=label, lw=1.6, ms=6, **style)
+        known = ~np.isnan(low)
+        if known.any():
+            error = np.stack([value - low, high - value])[:, known]
+            look = {"color": style["color"], "fmt": "none", "capsize": 3}
+            axis.errorbar(size[known], value[known], error, **look)
 
 
 def timeline(
@@ -175,11 +223,9 @@ def timeline(
         left, width = 1e3 * start, 1e3 * (end - start)
         axis.barh(lanes[kind], width, 0.62, left, color=STAGES[kind], edgecolor="white", lw=0.8)
         if number >= 0 and width > 0.02 * total_ms:
-            ink = "white" if kind == "compute" else "black"
             axis.text(left + width / 2, lanes[kind], f"μ{number + 1}", ha="center", va="center",
-                      color=ink, fontsize=9)  # fmt: skip
+                      color="white" if kind == "compute" else "black", fontsize=9)  # fmt: skip
     axis.set_yticks(range(3), ["optimizer step", "forward + backward,\naccumulate", copied])
-    axis.set_xlim(0, total_ms * 1.01)
     axis.grid(axis="y", visible=False)
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("time from the start of the mini-batch (ms)")
@@ -191,17 +237,12 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     figure, axes = new_axes(1, 1, 9, 1.3 + 0.5 * len(counts))
     axis = axes[0, 0]
     left = np.zeros(len(counts))
-    for word in next(iter(counts.values())):
-        background, ink = VERDICT_COLOURS[word]
-        hatched = word == "undecided"
+    for word, (background, ink) in VERDICT_COLOURS.items():
         values = np.array([numbers[word] for numbers in counts.values()])
-        bars = axis.barh(list(counts), values, 0.6, left, label=word, edgecolor="#aeb6c4", lw=0.6,
-                         color="#eceef3" if hatched else background,
-                         hatch="////" if hatched else None)  # fmt: skip
+        bars = axis.barh(list(counts), values, 0.6, left, label=word, color=background,
+                         edgecolor="#aeb6c4", lw=0.6)  # fmt: skip
         shown = [str(value) if value else "" for value in values]
-        for text in axis.bar_label(bars, shown, label_type="center", color=ink):
-            if hatched and text.get_text():
-                text.set_bbox({"boxstyle": "round,pad=0.2", "fc": "#eceef3", "ec": "none"})
+        axis.bar_label(bars, shown, label_type="center", color=ink)
         left += values
     axis.set_ylim(len(counts) - 0.4, -0.6)  # the first paper on top
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -209,27 +250,6 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     axis.set_xlabel("claims")
     legend_below(figure, 3)
     return figure
-
-
-def _against_one(axis: Axes) -> None:
-    """Make an axis of ratios logarithmic, with a line at 1 for no effect."""
-    axis.set_xscale("log")
-    axis.axvline(1, color="#48536a", linewidth=1)
-
-
-def _draw_effect(
-    axis: Axes,
-    ours: tuple[float | None, tuple[float, float] | None, float],
-    paper: tuple[float | None, float],
-) -> None:
-    """Draw ours, solid with its interval, and over it the paper's, hollow; each at its height."""
-    (value, interval, height), (theirs, above) = ours, paper
-    if interval is not None:
-        axis.plot(interval, [height] * 2, "-", color=OURS, lw=2.4, label="ours, 95 % interval")
-    if value is not None:
-        axis.plot([value], [height], "o", color=OURS, ms=8, label="ours")
-    if theirs is not None:
-        axis.plot([theirs], [above], "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
 
 
 def effects(
@@ -249,15 +269,28 @@ def effects(
         headings: Labels of rows that have no effect, and name those below.
     """
     figure, axes = new_axes(1, 1, 9, 1.2 + 0.3 * len(rows))
-    axis = axes[0, 0]
+    _draw_effects(axes[0, 0], rows, neutral, log, headings)
+    axes[0, 0].set_xlabel(xlabel)
+    legend_below(figure, 3, ("paper",))
+    return figure
+
+
+def _draw_effects(
+    axis: Axes, rows: Sequence[Effect], neutral: float, log: bool, headings: Collection[str]
+) -> None:
     axis.axvline(neutral, color="#48536a", linewidth=1)
     if log:
         axis.set_xscale("log")
     for row, (label, paper, ours, interval) in enumerate(rows):
-        _draw_effect(axis, (ours, interval, row + 0.13), (paper, row - 0.13))
-        if ours is None and label not in headings:
+        if interval is not None:
+            axis.plot(interval, [row + 0.13] * 2, color=OURS, lw=2.4, label="ours, 95 % interval")
+        if ours is not None:
+            axis.plot([ours], [row + 0.13], "o", color=OURS, ms=8, label="ours")
+        elif label not in headings and paper is not None:
             axis.text(0.01, row, "not run", transform=axis.get_yaxis_transform(), va="center",
                       fontsize=9, color="#48536a")  # fmt: skip
+        if paper is not None:
+            axis.plot([paper], [row - 0.13], "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
     axis.set_yticks(range(len(rows)), [label for label, *_ in rows], fontsize=9)
     for tick in axis.get_yticklabels():
         tick.set_fontweight("bold" if tick.get_text() in headings else "normal")
@@ -265,10 +298,54 @@ def effects(
     axis.grid(axis="y", visible=False)
     axis.margins(x=0.08)
     if log:
-        log_ticks(axis.xaxis, _ticks_of(*axis.get_xlim()), "×{:g}")
-    axis.set_xlabel(xlabel)
-    legend_below(figure, 3, ("paper",))
+        low, high = axis.get_xlim()
+        near = (1, 1.2, 1.5, 2, 3, 5, 8) if high < 8 * low else (1, 2, 5)
+        log_ticks(axis.xaxis, near if high < 1000 * low else (1,), "×{:g}")
+
+
+_EFFECT_PANELS = {
+    "gives": "What it gives: right is better",
+    "costs": "What it costs: left is better",
+    "accuracy": "Accuracy: right is better",
+}
+
+
+def gains_and_costs(groups: Mapping[str, Sequence[tuple[str, Effect]]]) -> Figure:
+    """Draw gains and costs as ratios in two panels, and differences in accuracy in a third.
+
+    Args:
+        groups: By method, its effects, each after ``gives``, ``costs`` or ``accuracy``. An effect
+            without values is shown as words only.
+    """
+    panels: dict[str, list[Effect]] = {kind: [] for kind in _EFFECT_PANELS}
+    for (name, group), (kind, rows) in itertools.product(groups.items(), panels.items()):
+        own = [effect for panel, effect in group if panel == kind]
+        rows += [(name, None, None, None), *own] if own else []
+    count = sum(map(len, panels.values()))
+    figure, axes = new_axes(3, 1, 11, 2.4 + 0.2 * count)
+    axes[0, 0].get_gridspec().set_height_ratios([len(rows) + 1 for rows in panels.values()])
+    for axis, (kind, rows) in zip(axes[:, 0], panels.items(), strict=True):
+        points = kind == "accuracy"
+        labelled: list[Effect] = [
+            (label + _in_words(paper, ours, points), paper, ours, interval)
+            for label, paper, ours, interval in rows
+        ]
+        _draw_effects(axis, labelled, 0 if points else 1, not points, groups)
+        axis.set_title(_EFFECT_PANELS[kind], loc="left", fontsize=11, fontweight="bold")
+        axis.set_xlabel("points" if points else "")
+    legend_below(figure, 3, ("paper", "ours"))
     return figure
+
+
+def _in_words(paper: float | None, ours: float | None, points: bool) -> str:
+    """Our value and the paper's, after a label."""
+
+    def shown(value: float) -> str:
+        return f"{value:+.2f}" if points else f"×{value:.3g}"
+
+    said = [] if ours is None else [shown(ours)]
+    said += [] if paper is None else [f"paper {shown(paper)}"]
+    return f": {', '.join(said)}" if said else ""
 
 
 def streaming_plan(
@@ -302,9 +379,8 @@ def streaming_plan(
         log_ticks(axis.yaxis, (1, 2, 5), "{:,g}")
         axis.axvline(mini_batch, color="#8d99ae", lw=1.2, ls=":", label="the mini-batch chosen")
         for (name, values), line in zip(methods.items(), ("-", "--"), strict=True):
-            axis.plot(sizes, values, line, lw=2, ms=0, label=name, color=styles[name]["color"])
-            axis.plot([mini_batch], [values[chosen]], ms=9, ls="", **styles[name])
-        axis.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
+            axis.plot(sizes, values, line, lw=2, label=name, markevery=[chosen], ms=9,
+                      **styles[name])  # fmt: skip
         axis.set_ylim(*ends)
         axis.set_xticks(sizes, [f"{size:g}" for size in sizes], fontsize=8)
         axis.minorticks_off()
@@ -341,91 +417,15 @@ def errors_and_curves(
             height = row + 0.22 * (number - (len(methods) - 1) / 2)
             first.plot([max(error, 1e-17)], [height], ls="", ms=7, label=method, **styles[method])
     first.set_xscale("log")
-    first.set_xlim(1e-17, 1e2)
     first.set_xticks([1e-16, 1e-12, 1e-8, 1e-4, 1])
     first.minorticks_off()
     first.set_yticks(range(len(errors)), list(errors), fontsize=8)
     first.set_ylim(max(1, len(errors)) - 0.5, -0.5)
     first.axvline(rounding, color="#8d99ae", ls=":", lw=1.2)
-    first.set_xlabel("relative error of the gradient\n(left of the dotted line: rounding)")
-    first.set_title(_lines(titles[0]), fontsize=10)
+    _label_column([first], titles[0], [""], "relative error (left of the dotted line: rounding)")
+    first.tick_params(labelleft=True)
     for axis, (quantity, seeds) in zip(others, curves.items(), strict=True):
         _draw_seeds(axis, seeds, styles)
-        axis.set(xlabel="epoch", ylabel=quantity)
-        axis.set_title(_lines(titles[1]), fontsize=10)
+        _label_column([axis], titles[1], [quantity], "epoch")
     legend_below(figure, 4, list(styles))
     return figure
-
-
-_EFFECT_PANELS = {
-    "gives": "What it gives: right is better",
-    "costs": "What it costs: left is better",
-    "accuracy": "Accuracy (points): right is better",
-}
-
-
-def gains_and_costs(groups: Mapping[str, Sequence[tuple[str, Effect]]]) -> Figure:
-    """Draw gains and costs as ratios in two panels, and differences in accuracy in a third.
-
-    Args:
-        groups: By method, its effects, each after ``gives``, ``costs`` or ``accuracy``. An effect
-            without our value is shown as words only.
-    """
-    rows = {
-        name: max(1, *(sum(panel == kind for panel, _ in group) for kind in _EFFECT_PANELS))
-        for name, group in groups.items()
-    }
-    figure, axes = new_axes(1, 3, 13, 1.2 + 0.78 * sum(rows.values()))
-    for axis, (kind, title) in zip(axes[0], _EFFECT_PANELS.items(), strict=True):
-        points = kind == "accuracy"
-        top = 0
-        for name, group in groups.items():
-            for at, effect in enumerate((e for panel, e in group if panel == kind), top):
-                label, paper, ours, interval = effect
-                said = textwrap.fill(label, 52) + _beside(paper, ours, points)
-                axis.annotate(said, (0, at - 0.24), (4, 0), fontsize=9, va="center",
-                              xycoords=axis.get_yaxis_transform(),
-                              textcoords="offset points", bbox={"fc": "white", "ec": "none",
-                              "pad": 0.5}).set_in_layout(False)  # fmt: skip
-                _draw_effect(axis, (ours, interval, at + 0.22), (paper, at + 0.22))
-            top += rows[name]
-            axis.axhline(top - 0.5, color="#dfe3ea", lw=1)
-        if points:
-            axis.axvline(0, color="#48536a", linewidth=1)
-            axis.margins(x=0.08)
-            axis.xaxis.set_major_formatter(lambda value, _: f"{value:+g}".replace("-", "−"))
-        else:
-            _against_one(axis)
-            low, high = axis.get_xlim()
-            axis.set_xlim(min(low, 0.8), max(1.25 * high, 3))
-            log_ticks(axis.xaxis, _ticks_of(low, high), "×{:g}")
-        axis.set_ylim(top - 0.5, -0.5)
-        axis.set_title(title, loc="left", fontsize=11, fontweight="bold")
-        axis.grid(axis="y", visible=False)
-        axis.tick_params(axis="y", length=0)
-        axis.set_yticks([])
-    places = [sum([*rows.values()][:number]) for number in range(len(rows))]
-    axes[0, 0].set_yticks(places, [textwrap.fill(name, 16) for name in groups], fontweight="bold")
-    legend_below(figure, 3, ("paper", "ours"))
-    return figure
-
-
-def _beside(paper: float | None, ours: float | None, points: bool) -> str:
-    """Our value and the paper's in words."""
-
-    def shown(value: float) -> str:
-        return f"{value:+.2f}".replace("-", "−") if points else f"×{_times(value)}"
-
-    said = "" if ours is None else f"\n{shown(ours)}"
-    return said if paper is None else f"{said} (paper {shown(paper)})"
-
-
-def _ticks_of(low: float, high: float) -> Sequence[float]:
-    """The ticks of each decade that fit a logarithmic axis."""
-    if high < 5 * low:
-        return 1, 1.2, 1.5, 2, 3, 5, 8
-    return (1, 2, 5) if high < 1000 * low else (1,)
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.3g}"

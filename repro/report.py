@@ -91,13 +91,7 @@ _ENTITIES |= {character: f"<span>&#{ord(character)};</span>" for character in "$
 def markdown_table(frame: "pd.DataFrame") -> str:
     """Return a data frame as a Markdown table with escaped text."""
     head = "|".join(map(markdown, map(str, frame.columns)))
-    rows = [
-        "|".join(
-            "<br>".join(map(markdown, evidence_lines(str(column), cell_text(value)).splitlines()))
-            for column, value in zip(frame.columns, row, strict=True)
-        )
-        for row in frame.itertuples(index=False)
-    ]
+    rows = ["|".join(map(markdown, map(cell_text, row))) for row in frame.itertuples(index=False)]
     return "\n".join(f"|{row}|" for row in [head, "|".join(["---"] * frame.shape[1]), *rows])
 
 
@@ -106,50 +100,11 @@ def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
     return "Failed" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
 
 
-_NUMERIC = frozenset("0123456789+-−×±<>≤≥~")
-_SENTENCE = 60  # characters; shorter cells may list numbers
-_TEXT_COLUMNS = (
-    "claim",
-    "in the paper",
-    "setting",
-    "expected",
-    "verdict",
-    "evidence",
-    "means",
-    "holds",
-)
-
-
-def is_text(column: str, cells: Sequence[str]) -> bool:
-    """Whether a column holds words without numbers, or sentences, which may begin with one."""
-    return (
-        column in _TEXT_COLUMNS
-        or not any(cell[:1] in _NUMERIC for cell in cells if cell)
-        or max(map(len, cells)) > _SENTENCE
-    )
-
-
-def evidence_lines(column: str, text: str) -> str:
-    """Return evidence with one line per part."""
-    return text.replace("; ", ";\n") if column == "evidence" else text
-
-
 def to_html(frame: "pd.DataFrame") -> str:
     """Return a data frame as an HTML table with escaped text."""
     cells = frame.map(cell_text).rename(columns=lambda name: printable(str(name)))
-    for column in cells.columns.intersection(["evidence"]):
-        # pandas escapes the end of a line, but not this character.
-        cells[column] = [
-            evidence_lines(column, text).replace("\n", "\u2028") for text in cells[column]
-        ]
-    page: str = cells.to_html(index=False, border=0, classes="repro", justify="left")
     # A notebook treats text between dollars as a formula, even in tables.
-    return _alone(page).replace("\u2028", "<br>")
-
-
-# An untrusted notebook loses its style sheets, but keeps these styles.
-_CELL = "text-align:left;vertical-align:top"
-_LEAST = {"claim": "12em", "evidence": "19em"}  # widths: sentences, beside columns of words
+    return _alone(cells.to_html(index=False, border=0, classes="repro", justify="left"))
 
 
 class TableView:
@@ -167,13 +122,8 @@ class TableView:
         page = re.sub(r">\s+<", "><", to_html(self.frame))  # a notebook holds thousands of cells
         for word in VERDICT_COLOURS if "verdict" in self.frame.columns else ():
             page = page.replace(f"<td>{word}</td>", f"<td>{badge(word)}</td>")
-        for column, width in _LEAST.items():
-            page = page.replace(
-                f"<th>{column}<", f'<th style="{_CELL};min-width:{width}">{column}<'
-            )
-        return page.replace("<td>", f'<td style="{_CELL}">').replace(
-            "<th>", f'<th style="{_CELL}">'
-        )
+        # An untrusted notebook loses its style sheets, but keeps these styles.
+        return re.sub("<(t[dh])>", r'<\1 style="text-align:left;vertical-align:top">', page)
 
 
 def setting(row: Mapping[str, str]) -> str:
@@ -193,15 +143,11 @@ class VerdictList:
         )
 
     def _repr_html_(self) -> str:
-        # A claim of two lines stays beside its badge: the column is as wide as the widest badge.
-        lines = [
-            '<div style="margin: 3px 0px; padding-left: 10.8em; text-indent: -10.8em">'
-            f"{badge(row['verdict'], '9em')}&ensp;"
-            f"{_escaped(row['claim'])} "
+        return "".join(
+            f"<div>{badge(row['verdict'])}&ensp;{_escaped(row['claim'])} "
             f"<small>{html.escape(setting(row))}</small></div>"
             for row in self.rows
-        ]
-        return "".join(lines)
+        )
 
 
 @dataclass(frozen=True)
@@ -255,23 +201,12 @@ def _alone(page: str) -> str:
     return page.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
 
 
-def badge(word: str, width: str = "0px") -> str:
-    """Return a verdict as HTML, coloured without a style sheet.
-
-    JupyterLab keeps these styles in an untrusted notebook. Ink and background are both set, so that
-    a dark theme changes neither.
-
-    Args:
-        word: The verdict.
-        width: The least width.
-    """
+def badge(word: str) -> str:
+    """Return a verdict as HTML, coloured without a style sheet and in a dark theme, too."""
     background, ink = VERDICT_COLOURS[word]
-    grey = word in ("undecided", "not run")
     style = (
-        f"display: inline-block; min-width: {width}; text-align: center; text-indent: 0px; "
-        f"background-color: {background}; color: {ink}; "
-        f"border: 1px solid {'#aeb6c4' if grey else background}; border-radius: 9px; "
-        "padding: 0px 8px; white-space: nowrap; font-weight: 600; line-height: 1.4"
+        f"background-color: {background}; color: {ink}; border-radius: 9px; padding: 0px 8px; "
+        "white-space: nowrap; font-weight: 600"
     )
     return f'<span style="{style}">{word}</span>'
 
@@ -283,24 +218,11 @@ def cell_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else printable(str(value))
 
 
-def figure_png(figure: "Figure", dpi: int = 110, small: bool = True) -> bytes:
-    """Return a figure as PNG; its texts are shown literally, except powers of ten on an axis.
-
-    Args:
-        figure: The figure.
-        dpi: Pixels per inch.
-        small: Whether to keep at most 96 colours, which takes longer but a quarter of the bytes.
-    """
+def figure_png(figure: "Figure", dpi: int = 110) -> bytes:
+    """Return a figure as PNG of 96 colours, a quarter of the bytes that all colours take."""
     from PIL import Image
 
-    _show_texts_as_they_are(figure)
-    drawn, reduced = io.BytesIO(), io.BytesIO()
-    uncompressed = {"compress_level": 0 if small else 6}  # a small one is read again at once
-    # Computing the box here saves one of two drawings; the layout must be final.
-    box = "tight" if figure.get_layout_engine() else figure.get_tightbbox().padded(0.1)
-    figure.savefig(drawn, format="png", dpi=dpi, bbox_inches=box, pil_kwargs=uncompressed)
-    if not small:
-        return drawn.getvalue()
+    drawn, reduced = io.BytesIO(figure_file(figure, "png", dpi)), io.BytesIO()
     with Image.open(drawn, formats=("PNG",)) as image:
         # Quantising by the median of all pixels would lose the colours of small markers.
         colours = image.convert("RGB").quantize(
@@ -310,19 +232,17 @@ def figure_png(figure: "Figure", dpi: int = 110, small: bool = True) -> bytes:
     return reduced.getvalue()
 
 
-def figure_file(figure: "Figure", form: str) -> bytes:
-    """Return a figure as a file for a talk or a paper: ``svg``, ``pdf`` or ``png`` (200 dpi)."""
-    if form == "png":
-        return figure_png(figure, dpi=200)
+def figure_file(figure: "Figure", form: str, dpi: int = 200) -> bytes:
+    """Return a figure as ``svg``, ``pdf`` or ``png``, with its texts shown literally."""
     _show_texts_as_they_are(figure)
     drawn = io.BytesIO()
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
-    figure.savefig(drawn, format=form, bbox_inches="tight", metadata=undated)
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
+    figure.savefig(drawn, format=form, dpi=dpi, bbox_inches="tight", metadata=undated)
     return drawn.getvalue()
 
 
 def _show_texts_as_they_are(figure: "Figure") -> None:
-    """Disable formulas in all texts of a figure, since a name with dollars would break them."""
+    """Disable formulas in all texts but powers of ten: a name with dollars would break them."""
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter
 

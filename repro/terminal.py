@@ -1,21 +1,19 @@
 """Text for a terminal: tables and prose of its width, in which no number and no name is cut."""
 
-import itertools
 import os
 import re
 import shutil
 import sys
 import textwrap
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from repro.report import cell_text, evidence_lines, is_text, printable
+from repro.report import cell_text, printable
 
-WIDE = 180  # columns of prose and long cells in a pipe, which has no width of its own
+WIDE = 180  # columns of prose and tables in a pipe, which has no width of its own
 NARROW = 40
 _GAP = 2  # spaces between columns
-_LONGEST = 40  # characters of a word that is never folded
+_SENTENCE = 24  # characters: longer cells are sentences, folded to no less than this
 
 
 def width() -> int | None:
@@ -26,14 +24,9 @@ def width() -> int | None:
 
 
 class Bar:
-    """A progress bar on the standard error stream, which changes when it is told something.
+    """A progress bar of `total` steps on the standard error stream.
 
     No thread redraws it, which would slow the measured work.
-
-    Args:
-        name: Stands before it.
-        total: How many steps there are.
-        shown: Whether there is a bar at all.
     """
 
     def __init__(self, name: str, total: int, shown: bool) -> None:
@@ -77,146 +70,97 @@ class Bar:
 def prose(text: str, indent: str = "") -> str:
     """Text folded between words, further lines indented; a path is never broken."""
     columns = width() or WIDE
-    return "\n".join(
-        textwrap.fill(
-            line,
-            columns,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in text.splitlines()
+    wrapper = textwrap.TextWrapper(
+        columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return "\n".join(map(wrapper.fill, text.splitlines()))
 
 
-def table(
-    rows: Sequence[Mapping[str, Any]], title: str = "", lines: int | None = None, advice: str = ""
-) -> str:
-    """Rows as a table that fits the terminal.
+def table(rows: Sequence[Mapping[str, Any]], title: str = "", most: int | None = None) -> str:
+    """Rows as tables that fit the terminal, with cells folded between words.
 
-    Cells are folded between words. If that is not enough, columns are left out, and a line under
-    the table names them. Columns that tell the rows apart are kept first, then ours with the
-    paper's, then the others from the left.
+    Columns beyond its width follow in a further table, after those that tell the rows apart.
 
     Args:
         rows: Cells by column; columns keep the order of their first occurrence.
         title: Text above the table.
-        lines: Most lines of all rows, about; a cell is folded into no more lines than its share.
-        advice: Another way than a wider terminal to see the columns that are left out.
+        most: How many rows all tables have together; a line says how many ``--evidence`` adds.
     """
     limit = width()
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    cells = {
-        column: [evidence_lines(column, cell_text(row.get(column))) for row in rows]
-        for column in columns
-    }
-    share = max(1, lines // max(1, len(rows))) if lines else None
-    bounds = {column: _bounds(column, texts, share) for column, texts in cells.items()}
-    shown, room = set[str](), (limit or sys.maxsize) + _GAP
-    for group in _groups(columns, list(zip(*cells.values(), strict=True))):
-        taken = sum(bounds[column][0] + _GAP for column in group)
-        if taken <= room or not shown:
-            shown.update(group)
-            room -= taken
-    parts = [prose(printable(title)), ""] if title else []
-    parts.append(_drawn({c: cells[c] for c in columns if c in shown}, bounds, limit))
-    if left_out := "; ".join(printable(column) for column in columns if column not in shown):
-        needed = sum(least + _GAP for least, *_ in bounds.values()) - _GAP
-        how = f"{needed} columns show all, and so does a pipe, such as | less -S"
-        how += f"; {advice}" if advice else ""
-        parts.append(prose(f"Left out at {limit} columns: {left_out}. {how}."))
-    return "\n".join(parts)
-
-
-def _groups(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Columns that are shown or left out together, the most needed first."""
-    papers = [column for column in columns if _is_papers(column)]
-    keys = list(itertools.takewhile(lambda column: column not in papers, columns))
-    for count in range(1, len(keys)):
-        if len({tuple(row[:count]) for row in rows}) == len(rows):
-            keys = keys[:count]
+    cells = {column: [cell_text(row.get(column)) for row in rows] for column in columns}
+    least = {column: _least_width(column, cells[column], limit) for column in columns}
+    # The first columns that tell the rows apart, as far as half of the width.
+    keys: list[str] = []
+    for column in columns:
+        apart = keys and len(set(zip(*(cells[key] for key in keys), strict=True))) == len(rows)
+        if apart or (keys and limit and _taken(least, [*keys, column]) > limit // 2):
             break
-    ours: dict[str, list[str]] = {c: [c] for c in columns if re.search(r"\bours\b", c)}
-    for column in papers:
-        partner = _partner(column, columns)
-        ours.setdefault(partner, [partner]).append(column)
-    numbered = {c for c, *cells in zip(columns, *rows, strict=True) if re.search(r"\d", str(cells))}
-    compared = [ours[column] for column in columns if column in ours]
-    taken = {*keys, *itertools.chain(*compared)}
-    return [
-        *([key] for key in keys if key not in ours),
-        *(group for group in compared if group[0] in numbered),
-        *([column] for column in columns if column not in taken),
-        *(group for group in compared if group[0] not in numbered),  # nothing of ours in it
-    ]
+        keys.append(column)
+    parts: list[list[str]] = [[]]
+    for column in columns:
+        if limit and parts[-1] and _taken(least, [*parts[-1], column]) > limit:
+            parts.append([*keys])
+        parts[-1].append(column)
+    shown = len(rows) if most is None else min(len(rows), most // len(parts))
+    drawn = [prose(printable(title)), ""] if title else []
+    drawn.append(
+        "\n\n".join(_drawn({c: cells[c][:shown] for c in part}, least, limit) for part in parts)
+    )
+    if shown < len(rows):
+        drawn.append(f"{len(rows) - shown} more rows: --evidence")
+    return "\n".join(drawn)
 
 
-def _is_papers(column: str) -> bool:
-    """Whether a column has a paper's values: ``K, paper``, but not ``2 MiB (paper 8)``."""
-    return re.search(r"(?<!\()\bpaper\b(?!')", column) is not None
+def _taken(widths: Mapping[str, int], columns: Sequence[str]) -> int:
+    return sum(widths[column] + _GAP for column in columns) - _GAP
 
 
-def _partner(paper: str, columns: Sequence[str]) -> str:
-    """The column of ours beside a paper's: of the same name, else the next, else the one before."""
-
-    def name(column: str) -> list[str]:
-        return re.findall(r"[\w%]+", re.sub(r"\b(paper|ours)\b", "", column))
-
-    at = columns.index(paper)
-    ours = [c for c in (*columns[at:], *columns[:at][::-1]) if not _is_papers(c)]
-    return next((column for column in ours if name(column) == name(paper)), (ours or [paper])[0])
-
-
-def _bounds(column: str, texts: Sequence[str], lines: int | None) -> tuple[int, int, int]:
-    """Widths of a column: with cells in so many lines, with each in one, with its name in one."""
+def _least_width(column: str, texts: Sequence[str], limit: int | None) -> int:
+    """The width in which no word is folded, no number with its deviation, and no short cell."""
     from rich.cells import cell_len
 
-    whole = [*dict.fromkeys(text.replace(" ± ", "\xa0±\xa0") for text in texts)]
-    named = max(cell_len(word) for word in column.split(" "))
-    word = max(cell_len(word) for text in (*whole, "") for word in re.split("[ \t\n]", text))
-    least = min(max(word, named), _LONGEST)
-    for text in whole if lines else ():
-        sizes = range(least, max(least, len(text)) + 1)
-        least = sizes[bisect_left(sizes, True, key=lambda size: _fits(text, size, lines or 1))]
-    most = max(least, *(cell_len(line) for text in (*whole, "") for line in text.split("\n")))
-    return least, most, max(most, cell_len(column))
+    whole = (text.replace(" ± ", "\xa0±\xa0") for text in texts)
+    words = [word for text in (column, *whole) for word in re.split("[ \t\n]", text)]
+    least = max(cell_len(word) for word in words)
+    sentence = max((cell_len(text) for text in texts), default=0)
+    return min(max(least, min(sentence, _SENTENCE)), (limit or WIDE) // 2 - 1)
 
 
-def _fits(text: str, size: int, lines: int) -> bool:
-    return len(textwrap.wrap(text, size, break_on_hyphens=False)) <= lines
+def _is_number(text: str) -> bool:
+    return text[:1] in "0123456789+-−×±<>≤≥~" and len(text) <= _SENTENCE
 
 
-def _drawn(
-    cells: Mapping[str, Sequence[str]],
-    bounds: Mapping[str, tuple[int, int, int]],
-    limit: int | None,
-) -> str:
+def _drawn(cells: Mapping[str, Sequence[str]], least: Mapping[str, int], limit: int | None) -> str:
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    gaps = _GAP * (len(cells) - 1)
-    room = (limit or max(WIDE, sum(bounds[column][0] for column in cells) + gaps)) - gaps
-    widths = {column: bounds[column][2] for column in cells}
-    level = max(widths.values(), default=0)
-    # Names are folded first. Then short columns stay as they are, and the long ones share the rest.
-    while level > 1 and sum(widths.values()) > room:
+    full = {
+        column: max(cell_len(line) for text in (column, *texts) for line in text.split("\n"))
+        for column, texts in cells.items()
+    }
+    room = limit or max(WIDE, _taken(least, [*cells]))
+    widths, level = dict(full), room
+    while level and _taken(widths, [*cells]) > room:  # the widest columns become narrower first
         level -= 1
-        widths = {c: max(bounds[c][0], min(bounds[c][1], level)) for c in cells}
+        widths = {c: min(full[c], max(least[c], level)) for c in cells}
     drawn = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True
     )
     for position, (column, texts) in enumerate(cells.items()):
+        numbers = position > 0 and any(map(_is_number, filter(None, texts)))
         drawn.add_column(
             Text(printable(column)),
-            justify="left" if position == 0 or is_text(column, texts) else "right",
+            justify="right" if numbers else "left",
             width=widths[column],
             overflow="fold",
         )
     for row in zip(*cells.values(), strict=True):
         drawn.add_row(*map(Text, row))
-    console = Console(width=max(room + gaps, 1), color_system=None, legacy_windows=False)
+    console = Console(width=max(room, 1), color_system=None, legacy_windows=False)
     with console.capture() as captured:
         console.print(drawn)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())

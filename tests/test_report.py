@@ -58,7 +58,7 @@ class TestTables:
         frame = pd.DataFrame({"a|b": ["<i>", None], "evidence": ["one 1 < 2; two\n", "x|y"]})
         head, rule, *rows = report.markdown_table(frame).splitlines()
         assert head == "|a&#124;b|evidence|" and rule == "|---|---|"
-        assert rows == ["|&#60;i&#62;|one 1 &#60; 2;<br>two|", f"|{DASH}|x&#124;y|"]
+        assert rows == ["|&#60;i&#62;|one 1 &#60; 2; two|", f"|{DASH}|x&#124;y|"]
 
     def test_verdicts_are_badges(self):
         rows = [

@@ -1,24 +1,15 @@
 """A paper in a notebook: compute or look up its records, and show them."""
 
-import re
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-import pandas as pd
 from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 from repro import report
-from repro.experiments import (
-    arguments,
-    load_paper,
-    query,
-    story,
-    summary,
-    view,
-)
-from repro.experiments.design import LONG, SETTINGS
+from repro.experiments import arguments, load_paper, query, story, summary, view
+from repro.experiments.design import LONG, SETTINGS, Artefact
 from repro.experiments.judge import WORDS
 from repro.experiments.query import LOCAL, Results
 from repro.experiments.run import Setting, compute
@@ -90,26 +81,26 @@ class Session:
         opened = name == story.story_of(self.paper).figure
         table = artefact.table(results)
         checked = summary.checks(artefact, results)
-        judged = summary.verdicts(self.paper, artefact, results)
         promised = {f"{self.paper.key}/{claim}" for _, claim in story.promises(self.paper.key)}
+        judged = summary.verdicts(self.paper, artefact, results)
         judged.sort(key=lambda row: row["key"] not in promised)
         if judged:
             display(report.VerdictList(judged[:MOST_VERDICTS]))
-        if artefact.draw and not opened:
-            show_figure(artefact.figure(results), f"{artefact.source}: {artefact.title}")
-        caption = artefact.caption(results)
-        if len(results.places) > 1:
-            caption = view.full_caption(artefact, results)
-        if opened:
-            caption += " Its figure is at the top of this notebook."
-        display(Markdown(f"**{report.markdown(artefact.source)}.** {_in_markdown(caption)}"))
+        _show(artefact, results, drawn=not opened)
         if not artefact.draw and len(table) <= 9 and len(table.columns) <= 6:
             display(report.TableView(table))
             table = table[:0]
-        if folded := _folded(table, checked, judged[MOST_VERDICTS:]):
-            display(folded)
+        parts: dict[str, report.Part] = {}
+        if len(table):
+            parts[f"table of {len(table)} rows"] = report.TableView(table)
+        if checked:
+            parts[f"{len(checked)} checks"] = _rows(checked)
+        if more := judged[MOST_VERDICTS:]:
+            parts[f"{len(more)} further claims"] = report.VerdictList(more)
+        if parts:
+            display(report.Folded(", ".join(parts).capitalize(), *parts.values()))
         if failed := [row for row in checked if row["holds"] == "NO"]:
-            display(report.TableView(summary.frame(failed)))
+            display(_rows(failed))
 
     def fold(self, *names: str) -> None:
         """Show artefacts behind a line each: verdicts, figure, caption, table, checks."""
@@ -125,19 +116,17 @@ class Session:
             parts += [view.full_caption(artefact, results)]
             parts += [report.TableView(artefact.table(results))]
             if checked := summary.checks(artefact, results):
-                parts.append(report.TableView(summary.frame(checked)))
+                parts.append(_rows(checked))
             display(report.Folded(title, *parts))
 
     def on_gpu(self, name: str) -> None:
         """Show a GPU's records of an artefact of which `show` shows others; nothing without any."""
         artefact, results = self.paper.artefacts[name], self.results(name).gpu
-        if results is None:
-            return
-        if artefact.draw:
-            show_figure(artefact.figure(results), f"{artefact.source}: {artefact.title}")
-        text = _in_markdown(view.full_caption(artefact, results))
-        display(Markdown(f"**{report.markdown(artefact.source)}, on a GPU.** {text}"))
-        display(_folded(artefact.table(results)))
+        if results is not None:
+            _show(artefact, results, ", on a GPU")
+            table = artefact.table(results)
+            title = f"Table of {len(table)} rows"
+            display(report.Folded(title, report.TableView(table)))
 
     def explore(self, place: int = 0) -> None:
         """Show a widget of the paper, the first or another; nothing where it has no records."""
@@ -150,62 +139,50 @@ class Session:
         display(report.Folded("Setup: devices, data, stand-ins", *story.setup(self.source)))
         judged = summary.paper_verdicts(self.source)
         columns = ("artefact", "claim", "setting", "expected", "verdict", "evidence")
-        claims = report.TableView(summary.frame(judged, columns))
-        display(report.Folded(f"{_counted(judged)}, each with its evidence", claims))
+        title = f"{_counted(judged)}, each with its evidence"
+        display(report.Folded(title, _rows(judged, columns)))
         if failed := [row for row in judged if "why_not" in row]:
-            why = report.TableView(summary.frame(failed, ("claim", "why_not")))
+            why = _rows(failed, ("claim", "why_not"))
             display(report.Folded(f"{len(failed)} that did not hold, and why", why))
-        recipe = report.TableView(summary.frame(story.recipe(self.paper)))
+        recipe = _rows(story.recipe(self.paper))
         display(report.Folded("Recipe: the paper's, and each profile's", recipe))
-        display(self.provenance())
+        display(self._provenance())
 
     def claims(self) -> None:
         """Show, folded: each claim of the paper with its verdict and one number."""
         judged = summary.paper_verdicts(self.source)
-        table = report.TableView(summary.frame(judged, ("artefact", "claim", "verdict", "number")))
+        table = _rows(judged, ("artefact", "claim", "verdict", "number"))
         display(report.Folded(f"{self.paper.title}: {_counted(judged)}", table))
 
-    def provenance(self) -> report.Folded:
+    def _provenance(self) -> report.Folded:
         """Return the origin of the records: devices, versions, commits, datasets, commands."""
         records = [record for group in self.source.records.values() for record in group]
-        lines = []
-        for title, values in {
+        origin = {
             "device": {record.device["name"] for record in records},
             "torch": {record.versions["torch"] for record in records},
-            "Python": {record.versions["python"] for record in records},
             "code": {
-                f"{(record.commit or 'no checkout')[:10]}{' with changes' if record.dirty else ''}"
+                (record.commit or "no checkout")[:10] + " with changes" * bool(record.dirty)
                 for record in records
             },
-            "data": {r.dataset["name"] for r in records if r.dataset},
+            "data": {record.dataset["name"] for record in records if record.dataset},
             "command": {record.command for record in records},
-        }.items():
-            lines.append(f"{title}: {', '.join(sorted(values)) or 'none'}")
+        }
+        lines = [f"{name}: {', '.join(sorted(values))}" for name, values in origin.items()]
         return report.Folded(f"{len(records)} records: {self.source.label}", *lines)
 
 
-def _in_markdown(caption: str) -> str:
-    """Return a caption, in which sentences on what takes the paper's place are small."""
-    marks = "|".join(view.MARKS)
-    sentence = rf"(?<=\. )((?:\w+: )?(?:{marks})\b[^.]*\.)"
-    return re.sub(sentence, r"<small>\1</small>", report.markdown(caption))
+def _show(artefact: Artefact, results: Results, where: str = "", drawn: bool = True) -> None:
+    """Show an artefact's figure, if it has one and it is to be `drawn`, and its caption."""
+    caption = report.markdown(view.full_caption(artefact, results))
+    if artefact.draw and drawn:
+        show_figure(artefact.figure(results), f"{artefact.source}: {artefact.title}")
+    if not drawn:
+        caption += " Its figure is at the top of this notebook."
+    display(Markdown(f"**{report.markdown(artefact.source)}{where}.** {caption}"))
 
 
-def _folded(
-    table: pd.DataFrame,
-    checked: Sequence[dict[str, Any]] = (),
-    judged: Sequence[dict[str, Any]] = (),
-) -> report.Folded | None:
-    """Return a table, checks and verdicts behind a line; None where there are none."""
-    parts: dict[str, report.Part] = {}
-    if len(table):
-        parts[f"table of {len(table)} rows"] = report.TableView(table)
-    if checked:
-        parts[f"{len(checked)} checks"] = report.TableView(summary.frame(checked))
-    if judged:
-        parts[f"{len(judged)} further claims"] = report.VerdictList(judged)
-    title = ", ".join(parts)
-    return report.Folded(title[:1].upper() + title[1:], *parts.values()) if parts else None
+def _rows(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> report.TableView:
+    return report.TableView(summary.frame(rows, columns))
 
 
 def _counted(judged: Sequence[dict[str, Any]]) -> str:
@@ -224,5 +201,4 @@ def show_figure(figure: Figure, alt: str) -> None:
 
 def definitions() -> report.TableView:
     """Return the meaning of each verdict and setting."""
-    rows = [{"word": word, "means": said} for word, said in {**WORDS, **SETTINGS}.items()]
-    return report.TableView(summary.frame(rows))
+    return _rows([{"word": word, "means": said} for word, said in {**WORDS, **SETTINGS}.items()])

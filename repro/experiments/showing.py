@@ -1,17 +1,25 @@
 """One artefact on the terminal, its figure in a file, all of them as a report; and the status."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from repro import paths, report, terminal
 from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary, view
 from repro.experiments.arguments import Choices, with_changes
-from repro.experiments.design import COMPUTING_PROFILES, SETTINGS, Artefact, UsageError, paper_toml
-from repro.experiments.judge import WORDS, NotRun
+from repro.experiments.design import (
+    COMPUTING_PROFILES,
+    SETTINGS,
+    Artefact,
+    Paper,
+    UsageError,
+    paper_toml,
+)
+from repro.experiments.judge import WORDS
 from repro.experiments.processes import Workers
 from repro.experiments.query import LOCAL, Results, Source, find_source, results_of
 from repro.experiments.summary import Row
@@ -28,7 +36,6 @@ from repro.records import (
 )
 
 FORMATS = ("svg", "pdf", "png")
-OVERVIEW = "overview"
 _CLAIM_COLUMNS = ("verdict", "claim", "in the paper", "setting", "expected", "evidence")
 
 
@@ -48,9 +55,8 @@ def found(
     return [(source, *pair) for pair in zip(artefacts, gathered, strict=True)]
 
 
-MOST_LINES = 60  # of an artefact with many rows, unless its evidence is asked for
-FEWEST_ROWS, FOLDED = 10, 40  # rows shown in any case, and lines over which few rows may fold
-_AROUND = 10  # lines: the head of a table, what is left out, and the hint at the end
+MOST_ROWS = 26  # of a table, unless its evidence is asked for
+Shown = TypeVar("Shown")
 
 
 def text(source: Source, artefact: Artefact, results: Results, evidence: bool = False) -> str:
@@ -58,50 +64,41 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
 
     With `evidence` the table is whole, and the numbers behind each verdict and check follow it.
     """
-    paper = source.paper
-    with naming_bad_records(source, artefact, results):
-        rows = list(artefact.rows(results))
-        caption = terminal.prose(view.full_caption(artefact, results))
-        judged = summary.verdicts(paper, artefact, results)
-        checked = summary.checks(artefact, results)
-    title = f"{paper.key}/{artefact.name}: {artefact.title}"
-    if not evidence:
-        failing = [
-            terminal.prose(f"A check fails: {row['check']}", "  ")
-            for row in checked
-            if row["holds"] == "NO"
-        ]
-        around = [title, "\n".join([*map(_in_short, judged), *failing]), caption]
-        taken = sum(len(part.splitlines()) + 1 for part in around)
-        room = max(FEWEST_ROWS, MOST_LINES - _AROUND - taken)
-        table = terminal.table(rows[:room], lines=max(room, FOLDED), advice="--evidence folds more")
-        if len(rows) > room:
-            table += f"\n{len(rows) - room} more rows: --evidence"
-        if results.gpu is not None:
-            devices = report.printable(view.devices(results.gpu.records))
-            table += f"\nThe rows of {devices}: --profile {results.gpu.profile}"
-        return "\n\n".join(filter(None, [*around[:2], table, caption]))
-    parts = [terminal.table(rows, title), caption]
-    if checked:
-        parts.append(terminal.table(checked, "Checks, which are no claims of the paper"))
-    if judged:
-        claims = []
-        for row in judged:
-            where = "our own question" if row["own"] else row["in the paper"]
-            columns = ("setting", "expected", "verdict", "evidence")
-            claims.append({"claim": f"{row['claim']}\n{where}"} | {c: row[c] for c in columns})
-        folder = f"repro/experiments/{paper.key}"
-        module = paper_toml(paper.key)["artefacts"][artefact.name]["question"].partition(":")[0]
-        where = f"Rules, margins and expectations: {folder}/paper.toml; numbers: "
-        parts += [terminal.table(claims, "Claims"), terminal.prose(f"{where}{folder}/{module}.py.")]
-    return "\n\n".join(parts)
+
+    def gathered(results: Results) -> tuple[list[Mapping[str, Any]], str, list[Row], list[Row]]:
+        caption = view.full_caption(artefact, results)
+        judged = summary.verdicts(source.paper, artefact, results)
+        return list(artefact.rows(results)), caption, judged, summary.checks(artefact, results)
+
+    rows, caption, judged, checked = naming_bad_records(source, artefact, results, gathered)
+    title = f"{source.paper.key}/{artefact.name}: {artefact.title}"
+    if evidence:
+        parts = [terminal.table(rows, title), terminal.prose(caption)]
+        if checked:
+            parts.append(terminal.table(checked, "Checks, which are no claims of the paper"))
+        if judged:
+            folder = f"repro/experiments/{source.paper.key}"
+            question = paper_toml(source.paper.key)["artefacts"][artefact.name]["question"]
+            where = f"{folder}/paper.toml; numbers: {folder}/{question.partition(':')[0]}.py."
+            parts.append(terminal.table(_claim_rows(judged), "Claims"))
+            parts.append(terminal.prose(f"Rules, margins and expectations: {where}"))
+        return "\n\n".join(parts)
+    words = [
+        f"{row['verdict']} ({', '.join(filter(None, (row['setting'], row['device'])))}): "
+        f"{row['claim']}\n  {row['number']}"
+        for row in judged
+    ]
+    words += [f"A check fails: {row['check']}" for row in checked if row["holds"] == "NO"]
+    verdicts = terminal.prose(report.printable("\n".join(words)), "  ")
+    table = terminal.table(rows, most=MOST_ROWS)
+    if results.gpu is not None:
+        devices = report.printable(view.devices(results.gpu.records))
+        table += f"\nThe rows of {devices}: --profile {results.gpu.profile}"
+    return "\n\n".join(filter(None, [title, verdicts, table, terminal.prose(caption)]))
 
 
-def _in_short(row: Row) -> str:
-    """Return a verdict: the word and the claim, then one number, whole, on a line of its own."""
-    where = ", ".join(filter(None, (row["setting"], row["device"])))
-    said = f"{row['verdict']} ({where}): {row['claim']}\n  {row['number']}"
-    return terminal.prose(report.printable(said), indent="  ")
+def _claim_rows(judged: Sequence[Row]) -> list[Row]:
+    return [{name: row[name] for name in _CLAIM_COLUMNS} for row in judged]
 
 
 def setup(target: str, profile: str | None, device: str | None) -> str:
@@ -114,26 +111,24 @@ def setup(target: str, profile: str | None, device: str | None) -> str:
 def write_figure(
     target: str,
     out: str,
-    form: str | None = None,
     profile: str | None = None,
     device: str | None = None,
     changes: Choices = (),
 ) -> Path:
-    """Write the figure of an artefact, and return its path.
+    """Write the figure of an artefact, and return its path, which ends in one of `FORMATS`.
 
-    `target` may be ``overview``: the main effects of all papers. The format is one of `FORMATS`, by
-    default the one that the path ends in. `changes` are those of runs by ``--set``.
+    `target` may be ``overview``: the main effects of all papers. `changes` are those of runs by
+    ``--set``.
 
     Raises:
         UsageError: There is no such artefact, it has no figure or no records, the format is
             unknown, or no file can be written there.
     """
     path = Path(out).expanduser()
-    form = form or path.suffix.removeprefix(".").lower()
+    form = path.suffix.removeprefix(".").lower()
     if form not in FORMATS:
-        given = f"--format is {form!r}" if form else f"--out is {out!r}, which names no format"
-        raise UsageError(f"{given}; give --format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
-    if target == OVERVIEW:
+        raise UsageError(f"--out is {out!r}; let it end in .svg, .pdf or .png")
+    if target == "overview":
         _check_target(path, "the figure")
         sources = {key: find_source(load_paper(key), profile, device) for key in PAPERS}
         _write(path, report.figure_file(story.effects_figure(sources), form))
@@ -151,8 +146,7 @@ def write_figure(
             f"there are no records of {target}, so nothing to draw: python -m repro run {target}, "
             "or give another --profile or --from"
         )
-    with naming_bad_records(source, artefact, results):
-        drawing = artefact.figure(results)
+    drawing = naming_bad_records(source, artefact, results, artefact.figure)
     _write(path, report.figure_file(drawing, form))
     return path
 
@@ -225,55 +219,36 @@ def _chapter(asked: tuple[str, str | None, str | None, Path]) -> tuple[list[str]
     blocks = [f"## {report.markdown(paper.title)}", report.markdown(lead)]
     blocks.append("\n".join(f"- {report.markdown(line)}" for line in story.setup(source)))
     for artefact in paper.artefacts.values():
+        section = partial(_section, paper, artefact, path)
         results = source.look(artefact.name)
-        with naming_bad_records(source, artefact, results):
-            rows += _section(source, artefact, results, path, blocks)
+        written, judged = naming_bad_records(source, artefact, results, section)
+        blocks += written
+        rows += judged
     return blocks, rows
 
 
 def _section(
-    source: Source, artefact: Artefact, results: Results, path: Path, blocks: list[str]
-) -> list[Row]:
-    """Add an artefact's blocks to a chapter's, write its figure, and return its verdicts."""
-    judged = summary.verdicts(source.paper, artefact, results)
-    blocks.append(f"### {report.markdown(f'{artefact.source}: {artefact.title}')}")
+    paper: Paper, artefact: Artefact, path: Path, results: Results
+) -> tuple[list[str], list[Row]]:
+    """Return an artefact's blocks of Markdown and its verdicts; write its figure."""
+    judged = summary.verdicts(paper, artefact, results)
+    blocks = [f"### {report.markdown(f'{artefact.source}: {artefact.title}')}"]
     if artefact.draw:
-        picture = Path(f"{path.stem}_files", f"{source.paper.key}-{artefact.name}.png")
-        _write(path.parent / picture, report.figure_png(artefact.figure(results), small=False))
+        picture = Path(f"{path.stem}_files", f"{paper.key}-{artefact.name}.png")
+        _write(path.parent / picture, report.figure_png(artefact.figure(results)))
         blocks.append(f"![{report.markdown(artefact.title)}]({quote(picture.as_posix())})")
     blocks.append(report.markdown(view.full_caption(artefact, results)))
-    claims = [{name: row[name] for name in _CLAIM_COLUMNS} for row in judged]
-    tables = [artefact.table(results), summary.frame(claims)]
+    tables = [artefact.table(results), summary.frame(_claim_rows(judged))]
     blocks += [report.markdown_table(frame) for frame in tables if len(frame)]
     blocks += [
         f"**{report.markdown(row['claim'])}** {report.markdown(row['why_not'])}"
         for row in judged
         if row.get("why_not")
     ]
-    for name, folded in (
-        ("Checks", summary.checks(artefact, results)),
-        ("Records", _record_rows(source, results)),
-    ):
-        if folded:
-            blocks += [f'<details markdown="1"><summary>{name} ({len(folded)})</summary>']
-            blocks += [report.markdown_table(summary.frame(folded)), "</details>"]
-    return judged
-
-
-def _record_rows(source: Source, results: Results) -> list[Row]:
-    """Return a row for each record of an artefact: the run, its end, the file."""
-    runs = {run.identity(seed): run for run, seed in results.expected}
-    files = source.paths(results.records)
-    return [
-        {
-            "run": str(runs.get(record.identity, record.experiment)),
-            "seed": record.seed,
-            "ended": record.status.replace("_", " "),
-            "record": record.key,
-            "file": "/".join(files[id(record)].parts[-5:]),
-        }
-        for record in results.records
-    ]
+    if checked := summary.checks(artefact, results):
+        blocks += [f'<details markdown="1"><summary>Checks ({len(checked)})</summary>']
+        blocks += [report.markdown_table(summary.frame(checked)), "</details>"]
+    return blocks, judged
 
 
 def _provenance() -> str:
@@ -287,50 +262,39 @@ def _provenance() -> str:
 _FAILURES = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
-@contextmanager
-def naming_bad_records(source: Source, artefact: Artefact, results: Results) -> Iterator[None]:
-    """Name the record that keeps an artefact from being shown, such as one without a metric.
+def naming_bad_records(
+    source: Source, artefact: Artefact, results: Results, show: Callable[[Results], Shown]
+) -> Shown:
+    """Show an artefact, and name the record that it fails for, such as one without a metric.
 
     Raises:
         RecordError: The artefact of this record alone fails, too.
         Exception: As it was, where no record is to blame: a defect of ours.
     """
+
+    def fails(*records: Record) -> bool:
+        part = copy(results)
+        part.records = [*records]
+        try:
+            show(part)
+        except _FAILURES:
+            return True
+        return False
+
     try:
-        yield
+        return show(results)
     except _FAILURES as problem:
-        guilty = [record for record in results.records if _fails(artefact, results, [record])]
-        if isinstance(problem, RecordError) or not guilty or _fails(artefact, results, []):
+        guilty = next(filter(fails, results.records), None)
+        if isinstance(problem, RecordError) or guilty is None or fails():
             raise
-        (path,) = source.paths(guilty[:1]).values()
+        (path,) = source.paths([guilty]).values()
         packed = path.suffix == ".gz"
-        named = f"{path}{f' (record {guilty[0].key})' * packed}"
+        named = f"{path} (record {guilty.key})" if packed else path
         advice = "restore it from git" if packed else "move it away or delete it, then run again"
         raise RecordError(
             f"{source.paper.key}/{artefact.name} cannot be shown for what is in {named} "
             f"({type(problem).__name__}: {problem}); {advice}"
         ) from problem
-
-
-def _fails(artefact: Artefact, results: Results, records: Sequence[Record]) -> bool:
-    """Whether an artefact of these records alone cannot be shown."""
-    part = copy(results)
-    part.records = list(records)
-    try:
-        artefact.table(part)
-        for numbers in artefact.claims.values():
-            with suppress(NotRun):
-                numbers(part)
-        if artefact.draw:
-            artefact.figure(part)
-    except _FAILURES:
-        return True
-    return False
-
-
-WHAT_MORE = (
-    "PROFILE=long trains longer, with more seeds and in further processes: it decides accuracy. "
-    "A GPU (make gpu MINUTES=10) has the papers' own networks, and measures what a CPU cannot."
-)
 
 
 def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
@@ -391,21 +355,15 @@ def complete(row: Row) -> bool:
 
 
 def completeness(rows: Sequence[Row]) -> str:
-    """Return in a sentence or two how many artefacts of `status` have all their records."""
+    """Return how many artefacts of `status` have all their records."""
     if not rows:
         return (
             "This machine has no records yet: python -m repro run all computes them; show and "
             "report use the reference records."
         )
-    whole = sum(map(complete, rows))
     profiles = ", ".join(dict.fromkeys(row["profile"] for row in rows))
-    if whole < len(rows):
-        return f"{whole} of {len(rows)} artefacts have all their records (profile {profiles})."
-    runs, full = (sum(row[name] for row in rows) for name in ("runs", "out of memory"))
-    return (
-        f"All {len(rows)} artefacts of this machine have all their records (profile {profiles}; "
-        f"{runs} runs, {full} of them out of memory as recorded)."
-    )
+    whole = sum(map(complete, rows))
+    return f"{whole} of {len(rows)} artefacts have all their records (profile {profiles})."
 
 
 def searched() -> str:

@@ -9,55 +9,52 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from repro import report
 from repro.experiments import summary
 from repro.experiments.arguments import plan
-from repro.experiments.design import LONG, SEEDS, Claim, Paper, Run, claims_of, imported, paper_toml
+from repro.experiments.design import LONG, SEEDS, Claim, Paper, claims_of, imported, paper_toml
 from repro.experiments.judge import Estimate, Exact, NotRun, Verdict
 from repro.experiments.query import Source
 from repro.experiments.view import devices
-from repro.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from repro.plots import Effect
 
-class Effect(NamedTuple):
-    """Gain, cost or change of accuracy by a method, the paper's beside ours; None where unknown."""
 
-    label: str  # the two sides in a few words: time of an epoch over undivided
-    kind: str  # gives, costs (ratios) or accuracy (a difference in points)
-    paper: float | None = None
-    ours: float | None = None
-    interval: tuple[float, float] | None = None  # the 95 % interval of ours
+def effect(
+    label: str, kind: str, paper: float | None, gap: Estimate, inverse: bool = False
+) -> "Effect":
+    """Return the effect of an estimate, or of the inverse of a ratio.
 
-    @classmethod
-    def of(
-        cls, label: str, kind: str, paper: float | None, gap: Estimate, inverse: bool = False
-    ) -> "Effect":
-        """Make an effect of an estimate, or of the inverse of a ratio.
+    Args:
+        label: The two sides in a few words: time of an epoch over undivided.
+        kind: ``gives`` and ``costs`` are ratios, ``accuracy`` is a difference in points.
+        paper: The paper's value.
+        gap: Ours.
+        inverse: Whether both values are to be inverted.
 
-        Raises:
-            ValueError: It is no ratio; or, as accuracy, one.
-        """
-        if gap.log == (kind == "accuracy"):
-            raise ValueError(f"{label!r} is {'a' if gap.log else 'no'} ratio")
-        numbers = [gap.mean, *gap.interval()]
-        if gap.log:
-            numbers = [math.exp(-number if inverse else number) for number in numbers]
-        value, *ends = numbers
-        interval = None if math.isnan(ends[0]) else (min(ends), max(ends))
-        return cls(label, kind, 1 / paper if paper and inverse else paper, value, interval)
+    Raises:
+        ValueError: It is no ratio; or, as accuracy, one.
+    """
+    if gap.log == (kind == "accuracy"):
+        raise ValueError(f"{label!r} is {'a' if gap.log else 'no'} ratio")
+    numbers = [gap.mean, *gap.interval()]
+    if gap.log:
+        numbers = [math.exp(-number if inverse else number) for number in numbers]
+    value, *ends = numbers
+    interval = None if math.isnan(ends[0]) else (min(ends), max(ends))
+    return label, 1 / paper if paper and inverse else paper, value, interval
 
 
 def story_of(paper: Paper) -> Any:
     """Return ``[story]`` of a paper's TOML: `says`, `findings`, `figure`, ... as attributes."""
     told = paper_toml(paper.key)["story"]
-    defaults = {"asks": "What the paper says", "effects": [], "setup": []}
-    defaults |= {"did_columns": ["paper", "here"]}
-    return SimpleNamespace(**defaults | {"did": [], "easy": "", "hard": "", "use": ""} | told)
+    defaults = {"asks": "What the paper says", "did_columns": ["paper", "here"]}
+    return SimpleNamespace(**defaults | told)
 
 
 _PLACE = re.compile(r"\{(?:(paper|verdict):)?(\w+)\.(\w+)(?:\[(.+?)\])?\}")
@@ -122,25 +119,25 @@ def findings_of(source: Source) -> list[str]:
     return sentences
 
 
-def effects_of(source: Source) -> list[Effect]:
-    """Return the gains, costs and accuracy of a method that have records, a GPU's first."""
-    effects = []
+def effects_of(source: Source) -> "list[tuple[str, Effect]]":
+    """Return the effects of a method that have records, each after its kind; a GPU's first."""
+    effects: list[tuple[str, Effect]] = []
     for row in story_of(source.paper).effects:
-        if "numbers" not in row and "claim" not in row:
-            effects.append(Effect(row["label"], row["kind"]))
-            continue
+        label, kind, paper = row["label"], row["kind"], row.get("paper")
         try:
             if "numbers" in row:  # not a claim's
                 shown = source.look(row["artefact"])
-                paper, ours = row.get("paper"), imported(row["numbers"])(shown.gpu or shown)
-            else:
+                ours = imported(row["numbers"])(shown.gpu or shown)
+            elif "claim" in row:
                 name, claim = row["claim"].split(".")
                 case, ours = _case(source, name, claim, row.get("case"))
                 paper = row.get("paper", claims_of(source.paper.key)[name][claim].effect_of(case))
+            else:  # words alone
+                effects.append((kind, (label, None, None, None)))
+                continue
         except NotRun:
             continue
-        inverse = row.get("inverse", False)
-        effects.append(Effect.of(row["label"], row["kind"], paper, ours, inverse))
+        effects.append((kind, effect(label, kind, paper, ours, row.get("inverse", False))))
     return effects
 
 
@@ -165,19 +162,19 @@ def opening(source: Source, picture: str = "") -> str:
     story = story_of(source.paper)
     sentences = findings_of(source) or ["The records that would say are missing."]
     name = source.paper.artefacts[story.figure].source
-    lines = [f"**{story.asks}.** {story.says}"]
-    if story.did:
-        rows = [f"| {' | '.join(map(report.markdown, row))} |" for row in story.did]
-        heads = f"| | {' | '.join(story.did_columns)} |"
-        table = "\n".join([heads, "| :--- | :--- | :--- |", *rows])
-        lines += ["**What we did.**", table]
-    lines += [
+    rows = [f"| {' | '.join(map(report.markdown, row))} |" for row in story.did]
+    heads = [f"| | {' | '.join(story.did_columns)} |", "| :--- | :--- | :--- |"]
+    lines = [
+        f"**{story.asks}.** {story.says}",
+        "**What we did.**",
+        "\n".join([*heads, *rows]),
         f"**What we found** ({ran_on([source])}).",
         "\n".join(f"- {report.markdown(sentence)}" for sentence in sentences),
+        f"**What was easy.** {story.easy}",
+        f"**What was hard.** {story.hard}",
+        f"**Use it for** {story.use}",
+        f"**{name}.** {story.look_for}",
     ]
-    told = {"What was easy.": story.easy, "What was hard.": story.hard, "Use it for": story.use}
-    lines += [f"**{head}** {text}" for head, text in told.items() if text]
-    lines.append(f"**{name}.** {story.look_for}")
     if picture:
         lines.append(f"![{name}: {source.paper.artefacts[story.figure].title}]({picture})")
     return "\n\n".join(lines)
@@ -207,9 +204,8 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         paper, story = source.paper, story_of(source.paper)
         judged = summary.paper_verdicts(source)
         claims += judged
-        numbers = summary.counts(summary.of_papers(judged) or judged)
-        lines = [f"{number} {word}" for word, number in numbers.items() if number]
-        counted = "<br>".join(lines).replace(" ", "&nbsp;")
+        counted = summary.in_words(summary.counts(summary.of_papers(judged) or judged))
+        counted = counted.replace(", ", "<br>").replace(" ", "&nbsp;")
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
         kept = "<br>".join(held(paper.key, judged))
         idea = f"{report.markdown(story.idea)}<br>**Use it for** {story.use}"
@@ -245,11 +241,11 @@ def overview_figures(sources: Mapping[str, Source]) -> dict[str, bytes]:
     """Return the figures of `overview` as PNG, by name."""
     from repro import plots
 
-    counts = {}
-    for source in sources.values():
-        rows = summary.of_papers(summary.paper_verdicts(source))
-        if rows:
-            counts[source.paper.title] = summary.counts(rows)
+    counts = {
+        source.paper.title: summary.counts(rows)
+        for source in sources.values()
+        if (rows := summary.of_papers(summary.paper_verdicts(source)))
+    }
     drawn = {CHART: plots.verdict_counts(counts), ALL_EFFECTS: effects_figure(sources)}
     return {name: report.figure_png(figure, dpi=85) for name, figure in drawn.items()}
 
@@ -259,12 +255,7 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
     from repro import plots
 
     groups = {s.paper.title: effects for s in sources.values() if (effects := effects_of(s))}
-    figure = plots.gains_and_costs(
-        {
-            title: [(e.kind, (e.label, e.paper, e.ours, e.interval)) for e in effects]
-            for title, effects in groups.items()
-        }
-    )
+    figure = plots.gains_and_costs(groups)
     plots.sign(
         figure,
         f"Ours: {ran_on(sources.values())}; mostly small networks and data that stand in for the "
@@ -274,32 +265,31 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
     return figure
 
 
-_QUICK = (
-    "The profile quick shows the machinery: small networks, few images and epochs. What such "
-    "trainings cannot decide is undecided here."
-)
-
-
 def setup(source: Source) -> list[str]:
     """Return sentences that hold for all artefacts of a paper, said once."""
     every = [source.look(name) for name in source.paper.artefacts]
     records = [record for results in every for record in results.records]
-    records += [r for results in every if results.gpu for r in results.gpu.records]
+    records += [record for results in every if results.gpu for record in results.gpu.records]
     if not records:
         return ["Nothing has been run yet."]
     profiles = sorted({results.profile for results in every if results.records})
-    artefacts = zip(source.paper.artefacts.values(), every, strict=True)
-    long = [
-        artefact.source
-        for artefact, results in artefacts
-        if results.records and results.profile == LONG and not results.parts
+    versions = sorted({record.versions["torch"] for record in records})
+    sentences = [
+        f"Ours: {devices(records)}, profile {', '.join(profiles)}, torch {', '.join(versions)} "
+        f"({source.label})."
     ]
+    if "quick" in profiles:
+        sentences.append(
+            "The profile quick shows the machinery: small networks, few images and epochs. What "
+            "such trainings cannot decide is undecided here."
+        )
+    data = {record.dataset["name"]: record.dataset for record in records if record.dataset}
+    for name, facts in sorted(data.items()):
+        kind = "SYNTHETIC, " * (facts["kind"] == "synthetic")
+        origin = facts["provenance"].rstrip(".").replace("stand-in", "STAND-IN")
+        sentences.append(f"Data: {kind}{name}: {origin}.")
     return [
-        f"Ours: {devices(records)}, profile {', '.join(profiles)}, torch "
-        f"{', '.join(sorted({record.versions['torch'] for record in records}))} ({source.label}).",
-        *([_QUICK] if "quick" in profiles else []),
-        *([f"Trained longer, by the profile long: {', '.join(long)}."] if long else []),
-        *(_data(records)),
+        *sentences,
         *story_of(source.paper).setup,
         "Tables give the mean ± the standard deviation over n seeds (or repeats); [a, b] is a "
         "95 % interval. Figures draw the paper's values hollow, ours solid, and bars or bands for "
@@ -307,15 +297,6 @@ def setup(source: Source) -> list[str]:
         "SIMULATED: by a model of a machine, or within a limit that the machine does not have. "
         "STAND-IN: other data or another network takes the place of the paper's. SYNTHETIC: "
         "generated data.",
-    ]
-
-
-def _data(records: Iterable[Record]) -> list[str]:
-    facts = {record.dataset["name"]: record.dataset for record in records if record.dataset}
-    return [
-        f"Data: {'SYNTHETIC, ' * (dataset['kind'] == 'synthetic')}{name}: "
-        f"{dataset['provenance'].rstrip('.').replace('stand-in', 'STAND-IN')}."
-        for name, dataset in sorted(facts.items())
     ]
 
 
@@ -331,10 +312,11 @@ def recipe(paper: Paper) -> list[dict[str, str]]:
     plans = {}
     for column, profile in _RECIPES.items():
         chosen = {task: names[0] for task, names in paper.datasets[profile].items()}
-        plans[column] = plan(paper, paper.artefacts.values(), profile, chosen)
+        planned = plan(paper, paper.artefacts.values(), profile, chosen)
+        plans[column] = [{"experiment": run.experiment, **run.config} for run in planned]
     compared = []
     for row in paper_toml(paper.key)["recipe"]:
-        ours = {name: _value(row, runs, _RECIPES[name]) for name, runs in plans.items()}
+        ours = {name: _value(row, plans[name], _RECIPES[name]) for name in plans}
         why = "" if all(value == row["paper"] for value in ours.values()) else row["why"]
         compared.append(
             {"item": row["item"], "paper": row["paper"], **ours, "why they differ": why}
@@ -342,30 +324,29 @@ def recipe(paper: Paper) -> list[dict[str, str]]:
     return compared
 
 
-def _value(row: Mapping[str, Any], runs: Sequence[Run], profile: str) -> str:
+def _value(row: Mapping[str, Any], configs: Sequence[Mapping[str, Any]], profile: str) -> str:
     if "same" in row:
         return str(row["same"])
     if row["ours"] == "seeds":
         return str(len(SEEDS[profile]))
     keys = [row["ours"]] if isinstance(row["ours"], str) else row["ours"]
-    values: dict[str, None] = {}
-    for run in runs:
-        config = {"experiment": run.experiment, **run.config}
-        if all(_at(config, key) == value for key, value in row["where"].items()):
-            ours = [value for key in keys if (value := _at(config, key)) is not ...]
-            values[", ".join(map(_text, ours)) or report.DASH] = None
-            if not row.get("every"):
-                break
-    return ", ".join(values) or "not run"
+    values = [
+        ", ".join(_text(_at(config, key)) for key in keys if _at(config, key) is not ...)
+        for config in configs
+        if all(_at(config, key) == value for key, value in row["where"].items())
+    ]
+    shown = values if row.get("every") else values[:1]
+    return ", ".join(dict.fromkeys(value or report.DASH for value in shown)) or "not run"
 
 
-def _at(config: Mapping[str, Any], key: str) -> Any:
-    value: Any = config
-    with suppress(LookupError, TypeError, ValueError):
-        for part in key.split("."):
-            value = value[int(part) if isinstance(value, list) else part]
-        return value
-    return ...
+def _at(config: Any, key: str) -> Any:
+    """Return the value under a key such as ``optimizer.rate`` or ``sizes.0``; ... for none."""
+    for part in key.split("."):
+        try:
+            config = config[int(part) if isinstance(config, list) else part]
+        except (LookupError, TypeError, ValueError):
+            return ...
+    return config
 
 
 def _text(value: Any) -> str:

@@ -69,7 +69,7 @@ def test_an_artefact_is_shown_and_judged_with_whatever_records_there_are(gathere
             if change in (nothing, failed) and whole.records:
                 assert row["verdict"] in ("not run", "not reproduced", "not seen here"), row
         if artefact.draw:
-            assert figure_png(artefact.figure(results), dpi=50, small=False)
+            assert figure_png(artefact.figure(results), dpi=50)
             plt.close("all")
 
 
