@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from repro.outofcore.bounds import BudgetTooSmall
 from repro.outofcore.host import IN, OUT, HostStore, Mover, Place
+from repro.outofcore.simulation import BudgetTooSmall
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

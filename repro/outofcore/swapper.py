@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.outofcore import guards
-from repro.outofcore.bounds import BudgetTooSmall
 from repro.outofcore.guards import Uninterrupted, watch
 from repro.outofcore.host import (
     HostStore,
@@ -34,6 +33,7 @@ from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
 from repro.outofcore.residency import Residency
 from repro.outofcore.running import Running
 from repro.outofcore.sequence import Trace
+from repro.outofcore.simulation import BudgetTooSmall
 
 _T = TypeVar("_T")
 
