@@ -16,8 +16,7 @@ from repro.outofcore.planning import host_bytes, plan_packed
 from repro.outofcore.schedule import plan_swaps, tune_window
 from repro.outofcore.sequence import KINDS, Action, Function, Kind, Trace, TraceError
 from repro.outofcore.simulation import BudgetTooSmall, Simulation, Transfer, bound
-from repro.outofcore.swapper import OutOfCore
-from repro.outofcore.tracing import record
+from repro.outofcore.swapper import OutOfCore, record
 
 __all__ = [
     "KINDS",
