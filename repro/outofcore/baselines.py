@@ -6,14 +6,14 @@ distances; and demand paging. None of these copies a variable that is dead or un
 which favours them. Last comes the paper's own schedule to the letter.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise, product
 
 from repro.outofcore.plan import Draft, SwapPlan
 from repro.outofcore.schedule import Cycle, checked_window, fastest
 from repro.outofcore.sequence import Action, Kind, Trace
-from repro.outofcore.simulation import Vector, check_budget
+from repro.outofcore.simulation import Rates, Times, check_budget
 
 _PASSES = 8
 
@@ -84,11 +84,7 @@ def fixed_distance(
 
 
 def tune_fixed_distance(
-    trace: Trace,
-    budget_bytes: int,
-    compute_times: Sequence[float] | Vector,
-    bandwidth: float | tuple[float, float],
-    latency_s: float = 0.0,
+    trace: Trace, budget_bytes: int, compute_times: Times, bandwidth: Rates, latency_s: float = 0.0
 ) -> SwapPlan:
     """Return the plan for the distances with the least simulated time.
 

@@ -4,19 +4,16 @@ Source: Hayakawa and Narihira, section 3. Every scheduler returns a `SwapPlan`, 
 code checks, simulates and runs all of them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from repro.outofcore.allocator import Event
 from repro.outofcore.host import aligned
 from repro.outofcore.sequence import Action, Function, Kind, Trace
-from repro.outofcore.simulation import Simulation, changes, simulate
+from repro.outofcore.simulation import Rates, Simulation, Times, changes, simulate
 
 Actions = tuple[tuple[Action, ...], ...]
 
@@ -102,10 +99,7 @@ class SwapPlan:
         return check.peak
 
     def simulate(
-        self,
-        compute_times: Sequence[float] | NDArray[np.float64],
-        bandwidth: float | tuple[float, float],
-        latency_s: float = 0.0,
+        self, compute_times: Times, bandwidth: Rates, latency_s: float = 0.0
     ) -> Simulation:
         """Return the times of an iteration on a device with two copy streams.
 

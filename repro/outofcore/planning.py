@@ -30,7 +30,7 @@ from repro.outofcore.plan import Draft, PlanError, SwapPlan
 from repro.outofcore.recording import Recording
 from repro.outofcore.schedule import fastest, plan_swaps, score, windows
 from repro.outofcore.sequence import Action, Kind, Trace
-from repro.outofcore.simulation import Simulation, Vector, check_budget
+from repro.outofcore.simulation import Rates, Simulation, Times, Vector, check_budget
 
 MARGINS = (0.0, 0.03)  # of the budget
 _ROUNDS = 2  # packed plans of each margin
@@ -42,8 +42,8 @@ _MARGIN = 0.01  # least gain of a better plan, as a share of an iteration
 def plan_packed(
     trace: Trace,
     budget_bytes: int,
-    compute_times: Sequence[float] | Vector,
-    bandwidth: float | tuple[float, float],
+    compute_times: Times,
+    bandwidth: Rates,
     latency_s: float = 0.0,
     margins: Sequence[float] = MARGINS,
 ) -> SwapPlan:
@@ -70,8 +70,8 @@ def plan_packed(
 def packed_plans(
     trace: Trace,
     budget_bytes: int,
-    compute_times: Sequence[float] | Vector,
-    bandwidth: float | tuple[float, float],
+    compute_times: Times,
+    bandwidth: Rates,
     latency_s: float = 0.0,
     margins: Sequence[float] = MARGINS,
 ) -> Iterator[SwapPlan]:

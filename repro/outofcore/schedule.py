@@ -10,14 +10,14 @@ unchanged on the host are not copied. The iteration is planned as a cycle.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.sequence import Action, Kind, Trace
-from repro.outofcore.simulation import Vector, check_budget
+from repro.outofcore.simulation import Rates, Times, Vector, check_budget
 
 WINDOW_SHARES = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.5)
 TIME_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -339,11 +339,7 @@ class _Window(Cycle):
 
 
 def tune_window(
-    trace: Trace,
-    budget_bytes: int,
-    compute_times: Sequence[float] | Vector,
-    bandwidth: float | tuple[float, float],
-    latency_s: float = 0.0,
+    trace: Trace, budget_bytes: int, compute_times: Times, bandwidth: Rates, latency_s: float = 0.0
 ) -> SwapPlan:
     """Return the plan of the window with the least simulated time.
 
@@ -364,10 +360,7 @@ def score(plan: SwapPlan, *costs: Any) -> tuple[float, int]:
 
 
 def fastest(
-    plans: Iterable[SwapPlan],
-    compute_times: Sequence[float] | Vector,
-    bandwidth: float | tuple[float, float],
-    latency_s: float,
+    plans: Iterable[SwapPlan], compute_times: Times, bandwidth: Rates, latency_s: float
 ) -> SwapPlan | None:
     """Return the plan with the least simulated time, among equals with the fewest bytes.
 

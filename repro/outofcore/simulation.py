@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _CYCLES = 8  # iterations after which a time that still alternates is accepted
 _NEVER = -1
 Vector = NDArray[np.float64]
+Times = Sequence[float] | Vector  # seconds of each function
+Rates = float | tuple[float, float]  # bytes/s of copies; a pair: to the device, to the host
 
 
 class BudgetTooSmall(ValueError):
@@ -107,10 +109,7 @@ class Simulation:
 
 
 def simulate(
-    plan: SwapPlan,
-    compute_times: Sequence[float] | Vector,
-    bandwidth: float | tuple[float, float],
-    latency_s: float,
+    plan: SwapPlan, compute_times: Times, bandwidth: Rates, latency_s: float
 ) -> Simulation:
     """Simulate a plan until its iterations repeat: `SwapPlan.simulate`."""
     times, rates = _checked(plan.trace, compute_times, bandwidth, latency_s)
@@ -136,10 +135,7 @@ def simulate(
 
 
 def _checked(
-    trace: Trace,
-    compute_times: Sequence[float] | Vector,
-    bandwidth: float | tuple[float, float],
-    latency_s: float,
+    trace: Trace, compute_times: Times, bandwidth: Rates, latency_s: float
 ) -> tuple[Vector, tuple[float, float]]:
     """Return the times of a trace's functions, (n,), and bytes/s (to the device, to the host)."""
     times, n = np.asarray(compute_times, dtype=np.float64), len(trace.functions)
@@ -250,11 +246,7 @@ def changes(plan: SwapPlan, iterations: int = 1) -> Iterator[tuple[int, bool, st
 
 
 def bound(
-    trace: Trace,
-    budget_bytes: int,
-    compute_times: Sequence[float] | Vector,
-    bandwidth: float | tuple[float, float],
-    latency_s: float = 0.0,
+    trace: Trace, budget_bytes: int, compute_times: Times, bandwidth: Rates, latency_s: float = 0.0
 ) -> float:
     """Return a lower bound on the seconds of an iteration, for every schedule.
 
