@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +17,7 @@ from repro.outofcore.recording import components, signature, tensors_in
 
 def _dispatch(self: "Operations", func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     for of in types:
-        if of is not torch.Tensor and _dispatches(of):
+        if of is not torch.Tensor and of is not Parameter and _dispatches(of):
             return NotImplemented  # a wrapper tensor: the inner tensors' operations come here later
     if torch._C._is_torch_function_mode_enabled():  # as in a scripted module: we look at addresses
         with torch._C.DisableTorchFunction():

@@ -31,7 +31,7 @@ from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
-from repro.outofcore.residency import Residency
+from repro.outofcore.residency import Residency, held_by, meet, parameters_of
 from repro.outofcore.running import UNLIMITED, Running
 from repro.outofcore.sequence import Trace
 from repro.outofcore.simulation import BudgetTooSmall
@@ -287,7 +287,7 @@ class OutOfCore:
         """Count the user's named modules and optimizers, within the budget."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             for holder in self._holders:
-                _meet(self._residency, holder)
+                meet(self._residency, holder)
             self._make_room()
 
     def _make_room(self) -> None:
@@ -306,7 +306,7 @@ class OutOfCore:
         """Count the tensors of the first module that is called, before its first operation."""
         self._first_call.remove()
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            _meet(self._residency, module)
+            meet(self._residency, module)
             self._make_room()
 
     # ---- iterations
@@ -314,12 +314,12 @@ class OutOfCore:
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         with self._guard:
             with self._lock, torch._C.DisableTorchFunction():
-                parameters = _parameters_of(optimizer)
+                parameters = parameters_of(optimizer)
                 ours = self._mine() and any(p.device == self.device for p in parameters)
                 if not ours and not any(map(self._residency.look_up, parameters)):
                     return  # none of its parameters is managed
                 if self._iterations.log is not None:
-                    for kind, value in _held_by(optimizer):
+                    for kind, value in held_by(optimizer):
                         if (variable := self._residency.look_up(value)) is not None:
                             variable.kind = kind
             if self._leader is None:
@@ -418,36 +418,6 @@ class OutOfCore:
         return get_ident() == self._thread
 
 
-# ---- kinds, known from modules and optimizers; until then a variable's operations suggest its kind
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _held_by(holder: object) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of a module or an optimizer, each with its kind."""
-    others: list[tuple[str, object]]
-    if isinstance(holder, nn.Module):
-        parameters: list[torch.Tensor] = [*holder.parameters()]
-        others = [("buffer", buffer) for buffer in holder.buffers()]
-    else:
-        assert isinstance(holder, torch.optim.Optimizer)
-        parameters, state = _parameters_of(holder), holder.state
-        others = [("optimizer state", v) for p in parameters for v in state.get(p, {}).values()]
-    named = [("parameter", p) for p in parameters] + [("gradient", p.grad) for p in parameters]
-    return [(kind, v) for kind, v in (*named, *others) if isinstance(v, torch.Tensor)]
-
-
-def _meet(residency: Residency, holder: object) -> None:
-    """Count the tensors of a module or an optimizer: parameters, gradients, buffers, state."""
-    for kind, value in _held_by(holder):
-        variable = residency.find(value, named=True)
-        if variable is not None and not variable.kind:
-            variable.kind = kind
-            variable.raw = kind == "parameter" and value.requires_grad
-
-
 # ---- recording
 
 
@@ -505,7 +475,7 @@ def record(
             residency = block._residency
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 for holder in list(holders):
-                    _meet(residency, holder)
+                    meet(residency, holder)
             used, trace = set(recorded.order), recorded.trace
             # Modules' and optimizers' tensors that no operation uses.
             held = [v for v in residency.variables() if v.kind and v not in used]
