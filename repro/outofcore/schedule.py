@@ -78,50 +78,6 @@ class Cycle:
     window: int | None = None
     closed = False  # empty the device after each iteration
 
-    def iteration(self) -> None:
-        """Plan one iteration: steps (a) to (d) of section 3 and figure 2."""
-        n = self.n
-        self.before, self.after = [[] for _ in range(n)], [[] for _ in range(n)]
-        self.carried: set[int] = set()  # the iteration before's swap-outs that are carried out
-        self.start = start = self.at
-        for a in range(start, start + n):
-            self.at, number = a, a - start
-            actions = self.before[number]
-            for v in self.ending[number]:  # of this iteration or the one before
-                self._die(2 * v if self.persists[v] else 2 * v + (a - self.death[v]) // n % 2)
-            # (a) Swap in the variables that enter,
-            for kind, x in self.entering(a):
-                # (b) and if that exceeds the budget, wait for the oldest swap-outs first.
-                self._allocate(x, actions)
-                actions.append((kind, x))
-            # Run f_a.
-            instances = self.instances[start // n % 2]
-            for entry in range(self.first[number], self.first[number + 1]):
-                x = instances[entry]
-                if self.born[entry]:
-                    self._allocate(x, actions)
-                    self.alive[x] = True
-                if self.written[entry]:
-                    self.valid[x] = False
-            # (c) Reserve the swap-outs of the variables that leave,
-            for use in self.leaving(a):
-                x = instances[use % len(self.function)]
-                # (d) except of dead variables.
-                if self.persists[x // 2] or self.death[x // 2] != number + 1:
-                    self.reserved[x] = use
-                    self.queue.append(use)
-        self.at = start + n
-        while self.closed and self.queue:
-            self.release_oldest(self.after[-1])
-
-    def entering(self, a: int) -> Iterable[tuple[Kind, int]]:
-        """Return the variables to bring in before f_a, and how."""
-        raise NotImplementedError
-
-    def leaving(self, a: int) -> Iterable[int]:
-        """Return the uses at f_a, numbered across iterations, after which variables may leave."""
-        raise NotImplementedError
-
     def __init__(self, trace: Trace, budget_bytes: int) -> None:
         self.trace, self.budget = trace, budget_bytes
         self.n = n = len(trace.functions)
@@ -165,6 +121,50 @@ class Cycle:
         self.queue: deque[int] = deque()
         self.before: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
         self.after = self.before
+
+    def iteration(self) -> None:
+        """Plan one iteration: steps (a) to (d) of section 3 and figure 2."""
+        n = self.n
+        self.before, self.after = [[] for _ in range(n)], [[] for _ in range(n)]
+        self.carried: set[int] = set()  # the iteration before's swap-outs that are carried out
+        self.start = start = self.at
+        for a in range(start, start + n):
+            self.at, number = a, a - start
+            actions = self.before[number]
+            for v in self.ending[number]:  # of this iteration or the one before
+                self._die(2 * v if self.persists[v] else 2 * v + (a - self.death[v]) // n % 2)
+            # (a) Swap in the variables that enter,
+            for kind, x in self.entering(a):
+                # (b) and if that exceeds the budget, wait for the oldest swap-outs first.
+                self._allocate(x, actions)
+                actions.append((kind, x))
+            # Run f_a.
+            instances = self.instances[start // n % 2]
+            for entry in range(self.first[number], self.first[number + 1]):
+                x = instances[entry]
+                if self.born[entry]:
+                    self._allocate(x, actions)
+                    self.alive[x] = True
+                if self.written[entry]:
+                    self.valid[x] = False
+            # (c) Reserve the swap-outs of the variables that leave,
+            for use in self.leaving(a):
+                x = instances[use % len(self.function)]
+                # (d) except of dead variables.
+                if self.persists[x // 2] or self.death[x // 2] != number + 1:
+                    self.reserved[x] = use
+                    self.queue.append(use)
+        self.at = start + n
+        while self.closed and self.queue:
+            self.release_oldest(self.after[-1])
+
+    def entering(self, a: int) -> Iterable[tuple[Kind, int]]:
+        """Return the variables to bring in before f_a, and how."""
+        raise NotImplementedError
+
+    def leaving(self, a: int) -> Iterable[int]:
+        """Return the uses at f_a, numbered across iterations, after which variables may leave."""
+        raise NotImplementedError
 
     def settled(self, iterations: int) -> SwapPlan | None:
         """Return the plan of the iteration that starts as the one before; None without one."""

@@ -284,7 +284,8 @@ def _longest(
         gaps[f].append((number[name], reads, new, then - f if needed else 0))
 
     def copies(demand: Vector, rate: float) -> Vector:  # seconds
-        return demand / rate + latency_s * np.ceil(demand / size.max())
+        seconds: Vector = demand / rate + latency_s * np.ceil(demand / size.max())
+        return seconds
 
     ends = np.full(n + 1, -np.inf)  # of function at + i
     ends[0] = 0.0
