@@ -4,22 +4,19 @@ from repro.outofcore.baselines import (
     DoesNotFit,
     fixed_distance,
     on_demand,
+    plan_literally,
     tune_fixed_distance,
     vdnn,
 )
-from repro.outofcore.bounds import BudgetTooSmall, bound
 from repro.outofcore.guards import SwappedOutError
 from repro.outofcore.iterations import Statistics
-from repro.outofcore.literal import plan_literally
 from repro.outofcore.operations import OutOfCoreWarning
-from repro.outofcore.packing import plan_packed
 from repro.outofcore.plan import PlanError, SwapPlan
-from repro.outofcore.planning import host_bytes
+from repro.outofcore.planning import host_bytes, plan_packed
 from repro.outofcore.schedule import plan_swaps, tune_window
 from repro.outofcore.sequence import KINDS, Action, Function, Kind, Trace, TraceError
-from repro.outofcore.simulation import Simulation, Transfer
-from repro.outofcore.swapper import OutOfCore
-from repro.outofcore.tracing import record
+from repro.outofcore.simulation import BudgetTooSmall, Simulation, Transfer, bound
+from repro.outofcore.swapper import OutOfCore, record
 
 __all__ = [
     "KINDS",

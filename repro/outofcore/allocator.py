@@ -40,12 +40,20 @@ class Event(NamedTuple):
     nbytes: int | None
 
 
+def checked(what: str, nbytes: Any, least: int = 1, most: int | None = None) -> int:
+    """Return whole bytes from `least` to `most`."""
+    if not is_whole(nbytes, least, most):
+        limits = f"{least} or more" + (f" and at most {most}" if most is not None else "")
+        raise AllocatorError(f"{what} is {nbytes!r}: give whole bytes, {limits}")
+    return int(nbytes)
+
+
 class _Allocator:
     """Base of both simulators: the current `QUANTITIES` and their `peaks`."""
 
     def __init__(self, capacity_bytes: int | None) -> None:
         if capacity_bytes is not None:
-            _check_size("capacity_bytes", capacity_bytes)
+            checked("capacity_bytes", capacity_bytes)
         self.capacity_bytes = capacity_bytes
         self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
         self.map_operations = 0
@@ -59,15 +67,14 @@ class _Allocator:
 
     def malloc(self, name: Hashable, nbytes: int) -> None:
         """Hand out bytes, or raise OutOfMemory and stay unchanged."""
-        _check_size(f"the request for {name!r}", nbytes)
+        size = checked(f"the request for {name!r}", nbytes)
         if name in self._live:
             raise AllocatorError(f"{name!r} is live already: free it, or use another name")
-        taken, allocated = self._take(int(nbytes))
-        self._live[name] = taken, int(nbytes)
-        self.requested_bytes += int(nbytes)
+        taken, allocated = self._take(size)
+        self._live[name] = taken, size
+        self.requested_bytes += size
         self.allocated_bytes += allocated
-        for quantity, peak in self.peaks.items():
-            self.peaks[quantity] = max(peak, getattr(self, quantity))
+        self._note_peaks()
 
     def free(self, name: Hashable) -> None:
         """Free the bytes that were handed out under a name."""
@@ -76,15 +83,15 @@ class _Allocator:
         taken, nbytes = self._live.pop(name)
         self.requested_bytes -= nbytes
         self.allocated_bytes -= self._give(taken)
-        internal = "internal_fragmentation_bytes"  # it may grow in a shared chunk
-        self.peaks[internal] = max(self.peaks[internal], self.internal_fragmentation_bytes)
+        self._note_peaks()  # internal fragmentation may grow in a shared chunk
+
+    def _note_peaks(self) -> None:
+        for quantity, peak in self.peaks.items():
+            self.peaks[quantity] = max(peak, getattr(self, quantity))
 
     def _does_not_fit(self, nbytes: int) -> OutOfMemory:
         free = (self.capacity_bytes or 0) - self.allocated_bytes
-        return OutOfMemory(
-            f"{nbytes} bytes do not fit: {free} of {self.capacity_bytes} bytes are free; free "
-            "something, or allow more as capacity_bytes"
-        )
+        return OutOfMemory(f"{nbytes} bytes do not fit: {free} of {self.capacity_bytes} are free")
 
     def _take(self, nbytes: int) -> tuple[Any, int]:  # a block, and its bytes
         raise NotImplementedError
@@ -96,11 +103,6 @@ class _Allocator:
 def aligned(nbytes: int) -> int:
     """Return bytes rounded up as by torch's allocator."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _check_size(what: str, nbytes: object) -> None:
-    if not is_whole(nbytes, 1):
-        raise AllocatorError(f"{what} is {nbytes!r}: give whole bytes above 0")
 
 
 class FreePieces:
@@ -133,6 +135,10 @@ class FreePieces:
         del self.by_size[bisect_left(self.by_size, (nbytes, segment, start))]
         del self._starts[segment, start], self._ends[segment, start + nbytes]
 
+    def __contains__(self, piece: tuple[int, int, int]) -> bool:
+        nbytes, segment, start = piece
+        return self._starts.get((segment, start)) == nbytes
+
     def take(self, nbytes: int) -> tuple[int, int, int] | None:
         """Remove and return the smallest piece of at least `nbytes`, at the lowest address."""
         at = bisect_left(self.by_size, (nbytes, -1, -1))
@@ -141,13 +147,6 @@ class FreePieces:
         piece = self.by_size[at]
         self.remove(*piece)
         return piece
-
-    def leave(self, segment: int, nbytes: int) -> bool:
-        """Remove a segment if all its bytes are free; return whether they were."""
-        whole = self._starts.get((segment, 0)) == nbytes
-        if whole:
-            self.remove(nbytes, segment, 0)
-        return whole
 
 
 class Block(NamedTuple):
@@ -259,21 +258,13 @@ class ChunkedAllocator(_Allocator):
         small_bytes: int = 0,
     ) -> None:
         super().__init__(capacity_bytes)
-        _check_size("chunk_bytes", chunk_bytes)
-        self.chunk_bytes, self.small_bytes = chunk_bytes, small_bytes
+        self.chunk_bytes, self.small_bytes = checked("chunk_bytes", chunk_bytes), small_bytes
+        self._whole = chunk_bytes // ALIGNMENT * ALIGNMENT
+        checked("small_bytes", small_bytes, 0, self._whole)
         # Chunks mapped and unmapped (`map_operations` is the sum), and ranges taken unchanged.
         self.maps = self.unmaps = self.chunks_created = self.ranges_reused = 0
-        # Freed ranges by number, the oldest first, their numbers by size, and unmapped chunks.
-        self._freed: dict[int, tuple[int, ...]] = {}
-        self._by_size: dict[int, dict[int, None]] = {}
+        self._freed: dict[int, tuple[int, ...]] = {}  # ranges by a running number, oldest first
         self._unmapped: list[int] = []
-        self._frees = 0
-        self._whole = chunk_bytes // ALIGNMENT * ALIGNMENT
-        if not is_whole(small_bytes, 0, self._whole):
-            raise AllocatorError(
-                f"small_bytes is {small_bytes!r} of chunk_bytes={chunk_bytes}: give whole bytes "
-                f"from 0 to {self._whole}, or larger chunks"
-            )
         # Shared chunks by a running number, and their free pieces.
         self._shared: dict[int, tuple[int, ...]] = {}
         self._pieces = FreePieces()
@@ -285,10 +276,9 @@ class ChunkedAllocator(_Allocator):
         size, allocated = aligned(nbytes), 0
         piece = self._pieces.take(size)
         if piece is None:
-            chunks, allocated = self._chunks_of(self.chunk_bytes)
-            piece = self._whole, self._next, 0
-            self._shared[self._next] = chunks
             self._next += 1
+            self._shared[self._next], allocated = self._chunks_of(self.chunk_bytes)
+            piece = self._whole, self._next, 0
         free, segment, offset = piece
         if free > size:
             self._pieces.add(free - size, segment, offset + size)
@@ -299,44 +289,35 @@ class ChunkedAllocator(_Allocator):
         allocated = count * self.chunk_bytes
         if capacity is not None and self.allocated_bytes + allocated > capacity:
             raise self._does_not_fit(nbytes)
-        if self._by_size.get(count):
-            number, _ = self._by_size[count].popitem()
-            chunks = self._freed.pop(number)
-            self.ranges_reused += 1
-        else:
-            chunks = self._collect(count)
-            self.maps += count
-            self.map_operations += count
-        return chunks, allocated
-
-    def _collect(self, count: int) -> tuple[int, ...]:
+        for number in reversed(self._freed):
+            if len(self._freed[number]) == count:
+                self.ranges_reused += 1
+                return self._freed.pop(number), allocated
         while len(self._unmapped) < count and self._freed:
-            self._unmap(next(iter(self._freed)))
+            chunks = self._freed.pop(next(iter(self._freed)))
+            self._unmapped.extend(chunks)
+            self.unmaps += len(chunks)
         for _ in range(count - len(self._unmapped)):
             self._unmapped.append(self.chunks_created)
             self.chunks_created += 1
             self.reserved_bytes += self.chunk_bytes
         chunks = tuple(self._unmapped[-count:])
         del self._unmapped[-count:]
-        return chunks
-
-    def _unmap(self, number: int) -> None:
-        chunks = self._freed.pop(number)
-        del self._by_size[len(chunks)][number]
-        self._unmapped.extend(chunks)
-        self.unmaps += len(chunks)
-        self.map_operations += len(chunks)
+        self.maps += count
+        self.map_operations = self.maps + self.unmaps
+        return chunks, allocated
 
     def _give(self, taken: Any) -> int:
         chunks = taken
         if isinstance(taken, Block):
             self._pieces.add(taken.nbytes, taken.segment, taken.offset)
-            if not self._pieces.leave(taken.segment, self._whole):
+            whole = self._whole, taken.segment, 0
+            if whole not in self._pieces:
                 return 0
+            self._pieces.remove(*whole)
             chunks = self._shared.pop(taken.segment)
-        self._freed[self._frees] = chunks
-        self._by_size.setdefault(len(chunks), {})[self._frees] = None
-        self._frees += 1
+        self._next += 1
+        self._freed[self._next] = chunks
         return len(chunks) * self.chunk_bytes
 
 

@@ -37,23 +37,19 @@ class Uninterrupted:
         self._code = code
         self.depth = 0  # of nested contexts
         self.pending: tuple[int, FrameType | None] | None = None  # a delayed interrupt
-        self._before: Any = None
-        self._installed = False
+        self._before: Any = None  # the earlier handler, while ours is installed
 
     def install(self) -> None:
         """Handle the signal, if this is the main thread and the signal has a handler."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGINT)
-            if callable(self._before):
-                signal.signal(signal.SIGINT, self._handle)
-                self._installed = True
+        before = signal.getsignal(signal.SIGINT)
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            self._before = before
+            signal.signal(signal.SIGINT, self._handle)
 
     def remove(self) -> None:
         """Restore the signal's handler; the caller delivers a pending interrupt."""
-        if self._installed:
-            self._installed = False
-            if signal.getsignal(signal.SIGINT) == self._handle:
-                signal.signal(signal.SIGINT, self._before)
+        if self._before is not None and signal.getsignal(signal.SIGINT) == self._handle:
+            signal.signal(signal.SIGINT, self._before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         inside, at = self.depth > 0, frame
@@ -76,8 +72,7 @@ class Uninterrupted:
 
     def __exit__(self, *exception: object) -> None:
         self.depth -= 1
-        if self.pending is not None:
-            self.deliver()
+        self.deliver()
 
 
 # ---- processes forked within a block: they read its tensors, and never move them

@@ -34,12 +34,11 @@ def give_back_freed_memory() -> bool:
     glibc keeps freed blocks of up to 32 MiB, so that a process would hardly shrink when its tensors
     are swapped to a file. After this call only blocks below 64 KiB are kept.
     """
+    mmap_threshold = -3
     try:
-        set_option = ctypes.CDLL(None).mallopt
+        return bool(ctypes.CDLL(None).mallopt(mmap_threshold, 64 * 1024))
     except (AttributeError, OSError, TypeError):
         return False
-    mmap_threshold = -3
-    return bool(set_option(mmap_threshold, 64 * 1024))
 
 
 def aligned(nbytes: int) -> int:
@@ -82,8 +81,7 @@ class HostStore:
             try:
                 self._handle = tempfile.TemporaryFile(dir=path)  # noqa: SIM115 (open until close)
             except OSError as error:
-                why = f"no file can be made in {path} ({error.strerror})"
-                raise ValueError(f"{why}: give a folder that can be written") from error
+                raise ValueError(f"{path}: {error.strerror}: give a writable folder") from error
             self.file = self._handle.fileno()
         self.slabs: list[torch.Tensor] = []
         self._offsets: list[int] = []  # of each slab in the file
@@ -199,10 +197,8 @@ _DONE.set_result(None)
 class ThreadMover:
     """Copies between host memory and the store, with one thread per direction.
 
-    Args:
-        store: The store of the places.
-        bytes_per_s: Limit on each direction's rate; None for no limit. The threads sleep meanwhile,
-            so that the computation continues.
+    With `bytes_per_s` each direction is limited to a rate: the threads sleep meanwhile, so that the
+    computation continues.
     """
 
     def __init__(self, store: HostStore, bytes_per_s: float | None = None) -> None:
@@ -278,10 +274,7 @@ class StreamMover:
         self._timed: tuple[list[_Copy], list[_Copy]] = [], []
 
     def start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> torch.Event:
-        """Start a copy between a storage of the device and a place; return a ticket.
-
-        Each ticket is waited for once.
-        """
+        """Start a copy; return a ticket, as `ThreadMover.start` does."""
         stream, timed = self._streams[direction], self._timed[direction]
         whole = torch.empty(0, dtype=torch.uint8, device=self.device)
         whole.set_(storage, 0, (storage.nbytes(),), (1,))

@@ -1,7 +1,7 @@
 """The iterations of a block: recorded until there is a plan, then matched with the plan."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class Statistics:
     uncounted_bytes: int = 0  # not managed, since operations use only slices of them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """One function of a plan, by the numbers of its variables."""
 
@@ -90,25 +90,22 @@ class Follower:
                 birth_bytes=sum(self.sizes[v] for v in births),
             )
             self.steps.append(step)
-        self.replan(plan)
+        self.follow(plan)
 
-    def replan(self, plan: SwapPlan) -> None:
-        """Follow another plan of the same trace from now on."""
+    def follow(self, plan: SwapPlan) -> None:
+        """Follow a plan of the same trace from now on."""
 
         def numbered(actions: tuple[Action, ...]) -> tuple[tuple[Kind, int], ...]:
             return tuple((kind, self._number[name]) for kind, name in actions)
 
-        self.steps = [
-            replace(step, before=numbered(before), after=numbered(after))
-            for step, before, after in zip(self.steps, plan.before, plan.after, strict=True)
-        ]
+        for step, before, after in zip(self.steps, plan.before, plan.after, strict=True):
+            step.before, step.after = numbered(before), numbered(after)
 
     def upcoming(self, operation: OpOverload) -> Step | None:
         """Return the next step if it runs this operation, else None."""
-        cursor = self.cursor
-        if not 0 <= cursor < len(self.steps):
+        if not 0 <= self.cursor < len(self.steps):
             return None
-        step = self.steps[cursor]
+        step = self.steps[self.cursor]
         return step if step.operation is operation else None
 
     def operands(
@@ -211,11 +208,10 @@ class Follower:
 class Iterations:
     """The iterations of a block: recorded until there is a plan, then matched with it.
 
-    The first iteration is recorded. The second often runs other functions, since an optimizer makes
-    its state in the first; it also shows the ends of variables that an iteration leaves behind. So
-    it is recorded again and planned. The third shows whether it repeats. Then nothing is recorded
-    until an operation deviates from the plan. Without a planner they are only recorded; `reserve`
-    gets a plan's bytes on the host.
+    The first is not planned: the second often runs other functions, since an optimizer makes its
+    state in the first, and it shows the ends of variables that an iteration leaves behind. The
+    third shows whether the second repeats. Then nothing is recorded until an operation deviates
+    from the plan. Without a planner they are only recorded; `reserve` gets a plan's host bytes.
     """
 
     def __init__(
@@ -280,13 +276,11 @@ class Iterations:
         """
         if clock == self.origin:
             return  # nothing ran since the last iteration
-        self._statistics.iterations += 1
         done = self.follower is not None and self.follower.cursor == len(self.follower.steps)
-        self._strays += 1
-        if done:
-            self._statistics.replayed += 1
-            self._proved = True
-            self._strays = 0
+        self._statistics.iterations += 1
+        self._statistics.replayed += done
+        self._proved = self._proved or done
+        self._strays = 0 if done else self._strays + 1
         if self.log is not None:
             self._end_recording(self.log, done)
         self.origin = clock
@@ -298,9 +292,8 @@ class Iterations:
         plan = self.plan
         same = plan is not None and recorded.trace == plan.trace
         known = done and (self._settled or same or self._refined == _REFINEMENTS)
-        # The first iteration rarely repeats, so it is not planned. A plan that was once followed
-        # survives a single deviating iteration, such as one after an evaluation. If many in a row
-        # deviate, a plan is made after the 2nd, 4th, 8th and so on.
+        # A plan that was once followed survives a single deviating iteration, such as one after an
+        # evaluation. If many in a row deviate, a plan is made after the 2nd, 4th, 8th and so on.
         few = 2 if self._proved or self.recorded is None else 1
         patient = self._strays < few or self._strays & (self._strays - 1)
         if self.planner and not known and (done or not patient):
@@ -317,7 +310,7 @@ class Iterations:
             better = self.planner.better(plan, recorded)
             if better is not None and self.follower is not None:
                 self._reserve(better.host_bytes)
-                self.follower.replan(better)
+                self.follower.follow(better)
                 self.plan = better
                 self._statistics.tuned += 1
         self._settled = self._settled or known

@@ -23,9 +23,8 @@ from typing import Any, Self
 
 import torch
 
-from repro.measure.checks import is_whole
 from repro.measure.files import cache_folder, replacing
-from repro.outofcore.allocator import PAPER_CHUNK_BYTES, AllocatorError
+from repro.outofcore.allocator import PAPER_CHUNK_BYTES, AllocatorError, checked
 
 SOURCES = Path(__file__).with_name("csrc")
 _TORCH = Path(torch.__file__).parent
@@ -35,7 +34,6 @@ FLAGS = (
 )
 # torch has loaded its libraries already: here the linker finds them by name.
 LIBRARIES = ("-ldl", "-lpthread", f"-L{_TORCH / 'lib'}", "-lc10")
-_INVALID, _OUT_OF_MEMORY = 1, 2
 _LARGEST = 2**63 - 1
 _DIGEST_BYTES = 32
 
@@ -86,10 +84,8 @@ def _compiler() -> list[str]:
     for name, *arguments in [shlex.split(given) or [given]] if given else [["c++"], ["g++"]]:
         if path := shutil.which(name):
             return [path, *arguments]
-    raise AllocatorBuildError(
-        f"there is no C++ compiler: {f'$CXX is {given!r}' if given else 'no c++ and no g++'}; "
-        "install one (apt-get install g++), or name one as $CXX"
-    )
+    why = f"$CXX is {given!r}" if given else "no c++ and no g++"
+    raise AllocatorBuildError(f"there is no C++ compiler: {why}; install one, or name it as $CXX")
 
 
 def build() -> Path:
@@ -103,10 +99,7 @@ def build() -> Path:
             trusted.
     """
     if platform.system() != "Linux":
-        raise AllocatorBuildError(
-            f"the chunked allocator runs on Linux, not on {platform.system()}: "
-            f"use the simulator repro.outofcore.allocator.ChunkedAllocator"
-        )
+        raise AllocatorBuildError("the chunked allocator runs on Linux alone")
     compiler = _compiler()
     sources = sorted(SOURCES.glob("*.cpp"))
     key = hashlib.sha256()
@@ -135,12 +128,11 @@ def build() -> Path:
         output = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr
         raise AllocatorBuildError(
             f"the compiler failed with status {error.returncode}: {' '.join(error.cmd)}\n{output}"
-            f"\nname another as $CXX"
         ) from error
     except OSError as error:
         raise AllocatorBuildError(
             f"the chunked allocator cannot be built: {error}; name a folder that can be written "
-            f"as $REPRO_CACHE"
+            "as $REPRO_CACHE"
         ) from error
     return target
 
@@ -159,9 +151,8 @@ def _own_folder(path: Path) -> int:
             return folder
         os.close(folder)
     raise AllocatorBuildError(
-        f"the chunked allocator is not loaded from {path}: it is no folder of this user's that is "
-        "closed to others, who could have put any code there; remove it, or name another folder "
-        "as $REPRO_CACHE"
+        f"{path} is no folder of this user's that is closed to others, who could have put any code "
+        "there: remove it, or name another folder as $REPRO_CACHE"
     )
 
 
@@ -189,8 +180,7 @@ def _load(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(opened))
     except OSError as error:
         raise AllocatorBuildError(
-            f"the chunked allocator at {path} cannot be loaded: {error}; name another folder as "
-            f"$REPRO_CACHE, one whose programs may run"
+            f"{path} cannot be loaded: {error}; name another folder as $REPRO_CACHE"
         ) from error
     pointer, number, whole = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
     out, counters = ctypes.POINTER(pointer), ctypes.POINTER(Counters)
@@ -215,22 +205,18 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def _call(library: ctypes.CDLL, name: str, *arguments: Any) -> None:
-    status = getattr(library, f"ca_{name}")(*arguments)
-    if status:
+    if status := getattr(library, f"ca_{name}")(*arguments):
+        errors = {1: AllocatorError, 2: NativeOutOfMemory}
         message = library.ca_last_error().decode(errors="replace")
-        if status == _OUT_OF_MEMORY:
-            raise NativeOutOfMemory(message)
-        raise AllocatorError(message) if status == _INVALID else RuntimeError(message)
+        raise errors.get(status, RuntimeError)(message)
 
 
-def _check_sizes(chunk_bytes: int, small_bytes: int, limit_bytes: int | None) -> None:
-    limit = 1 if limit_bytes is None else limit_bytes
-    for name, value, least in (
-        ("chunk_bytes", chunk_bytes, 1), ("small_bytes", small_bytes, 0), ("limit_bytes", limit, 1)
-    ):  # fmt: skip
-        if not is_whole(value, least, _LARGEST):
-            above = "0 or more" if least == 0 else "above 0"
-            raise AllocatorError(f"{name} is {value!r}: give whole bytes {above}")
+def _sizes(chunk_bytes: int, small_bytes: int, limit_bytes: int | None) -> tuple[int, int, int]:
+    return (
+        checked("chunk_bytes", chunk_bytes, 1, _LARGEST),
+        checked("small_bytes", small_bytes, 0, _LARGEST),
+        0 if limit_bytes is None else checked("limit_bytes", limit_bytes, 1, _LARGEST),
+    )
 
 
 class ChunkedMemory:
@@ -260,9 +246,8 @@ class ChunkedMemory:
         small_bytes: int = 0,
     ) -> None:
         self._handle: ctypes.c_void_p | None = None
-        _check_sizes(chunk_bytes, small_bytes, limit_bytes)
+        sizes = _sizes(chunk_bytes, small_bytes, limit_bytes)
         self._library, handle = _load(build()), ctypes.c_void_p()
-        sizes = chunk_bytes, small_bytes, limit_bytes or 0
         _call(self._library, "create", backend.encode(), *sizes, device, ctypes.byref(handle))
         self._handle = handle
 
@@ -273,10 +258,8 @@ class ChunkedMemory:
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
         """Return the address of `nbytes` for first use on a stream; 0 for a request of 0."""
-        if not is_whole(nbytes, 0, _LARGEST):
-            raise AllocatorError(f"nbytes is {nbytes!r}: give whole bytes, 0 or more")
         address = ctypes.c_void_p()
-        self._do("malloc", nbytes, stream, ctypes.byref(address))
+        self._do("malloc", checked("nbytes", nbytes, 0, _LARGEST), stream, ctypes.byref(address))
         return address.value or 0
 
     def free(self, address: int, stream: int = 0) -> None:
@@ -358,18 +341,17 @@ def install(
         AllocatorError: There is no CUDA, it is in use already, or an argument is invalid.
         AllocatorBuildError: The library cannot be built.
     """
-    small_bytes = chunk_bytes // 2 if small_bytes is None else small_bytes
-    _check_sizes(chunk_bytes, small_bytes, limit_bytes)
+    chunk_bytes = checked("chunk_bytes", chunk_bytes, 1, _LARGEST)
+    sizes = _sizes(
+        chunk_bytes, chunk_bytes // 2 if small_bytes is None else small_bytes, limit_bytes
+    )
     if not torch.cuda.is_available():
-        raise AllocatorError(
-            "torch finds no CUDA device to allocate on: on a CPU, use "
-            "ChunkedMemory('posix') or repro.outofcore.allocator.ChunkedAllocator"
-        )
+        raise AllocatorError("torch finds no CUDA device: on a CPU, use ChunkedMemory('posix')")
     with _lock:
         if torch.cuda.is_initialized():
             raise AllocatorError(
-                "CUDA is initialised already, and torch keeps its allocator from then on: "
-                "call install in a new process, before anything is put on a CUDA device"
+                "CUDA is in use already, and torch keeps its allocator from then on: call install "
+                "in a new process, before anything is put on a CUDA device"
             )
         path = build()
         library = _load(path)
@@ -379,6 +361,6 @@ def install(
         allocator, pointer = plugged.allocator(), ctypes.c_void_p
         allocator.set_record_stream_fn(ctypes.cast(library.ca_plug_record_stream, pointer).value)
         allocator.set_reset_fn(ctypes.cast(library.ca_plug_empty_cache, pointer).value)
-        _call(library, "plug_configure", chunk_bytes, small_bytes, limit_bytes or 0)
+        _call(library, "plug_configure", *sizes)
         torch.cuda.memory.change_current_allocator(plugged)
     return Installed(path, chunk_bytes, limit_bytes)

@@ -2,12 +2,13 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from types import CodeType
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +17,7 @@ from repro.outofcore.recording import components, signature, tensors_in
 
 def _dispatch(self: "Operations", func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     for of in types:
-        if of is not torch.Tensor and _dispatches(of):
+        if of is not torch.Tensor and of is not Parameter and _dispatches(of):
             return NotImplemented  # a wrapper tensor: the inner tensors' operations come here later
     if torch._C._is_torch_function_mode_enabled():  # as in a scripted module: we look at addresses
         with torch._C.DisableTorchFunction():
@@ -80,12 +81,10 @@ class RawAccess(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in self.WATCHED and args and isinstance(args[0], torch.Tensor):
-            if name in ("untyped_storage", "data_ptr") and (by := _serialiser()):
-                if name == "untyped_storage":
-                    return self.owner.snapshot(args[0], keep=by == "safetensors")
-                if by == "safetensors":
-                    start = args[0].storage_offset() * args[0].element_size()
-                    return self.owner.snapshot(args[0], keep=True).data_ptr() + start
+            if name in ("untyped_storage", "data_ptr") and _serialised():
+                saved = self.owner.snapshot(args[0])
+                start = args[0].storage_offset() * args[0].element_size()
+                return saved if name == "untyped_storage" else saved.data_ptr() + start
             self.owner.bring(args[0], lock=name in self.LOCKS)
         elif name in self.READ_SIZES:
             self.owner.hold_sizes(tensors_in([args, list((kwargs or {}).values())]))
@@ -116,34 +115,34 @@ def say_once(key: str, text: str) -> None:
         warnings.warn(text, OutOfCoreWarning, stacklevel=4)
 
 
-def _serialiser() -> str:
-    """Return the serialiser that asks for an address, which reads there at once; else ""."""
-    frame = sys._getframe(2)
-    if frame.f_globals.get("__name__", "").startswith("safetensors"):
-        return "safetensors"
-    for _ in range(4):
-        if frame.f_code.co_name == "_reduce_ex_internal":
-            return "pickle"
-        if frame.f_back is None:
+def _serialised() -> bool:
+    """Whether safetensors or pickle asks for an address, to read there at once."""
+    frame: FrameType | None = sys._getframe(2)
+    for depth in range(4):
+        if frame is None:
             break
+        if depth == 0 and frame.f_globals.get("__name__", "").startswith("safetensors"):
+            return True
+        if frame.f_code.co_name == "_reduce_ex_internal":
+            return True
         frame = frame.f_back
-    return ""
+    return False
 
 
 def result_bytes(
-    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], room: int = 0
+    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, bool]:
     """Return the bytes that an operation makes, and whether this is an upper bound.
 
-    They are known from a run on the device meta. If sizes depend on values, the result is the
-    largest possible size, or an exact count if that is above `room` bytes. For any other operation,
-    such as a custom one without a fake implementation, the guess is the bytes of the inputs.
+    They are known from a run on the device meta, and from the values if sizes depend on these. For
+    any other operation, such as a custom one without a fake implementation, the guess is the bytes
+    of the inputs.
     """
     nbytes, known = 0, signature(operation)
     try:
         with torch._C._DisableTorchDispatch():  # hidden from the user's modes
             if known.by_values and by_values(operation, args):
-                return _bytes_by_values(operation, args, kwargs, room)
+                return _bytes_by_values(operation, args, kwargs)
             if known.has_meta:
                 nbytes, certain = _meta_bytes(operation, args, kwargs)
                 if certain:
@@ -166,12 +165,21 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 
 
 def _bytes_by_values(
-    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], room: int
+    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, bool]:
     names = [argument.name for argument in operation._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     name, x = operation._opname, args[0]
     width, count = x.element_size(), x.numel()
+    if name == "index":
+        indices: list[torch.Tensor | None] = []
+        for index in args[1]:
+            if _is_mask(index):
+                chosen = int(torch.count_nonzero(index))
+                indices += [torch.empty(chosen, dtype=torch.int64, device="meta")] * index.dim()
+            else:
+                indices.append(index)
+        return _meta_bytes(operation, (x, indices), {})[0], True
     if name == "repeat_interleave":
         total = given.get("output_size")
         return width * (int(x.sum()) if total is None else total), True
@@ -186,39 +194,11 @@ def _bytes_by_values(
         return count * (width + 16), False
     if name.startswith("_to_sparse"):  # values, their positions, and starts of rows
         return count * (width + 8 * x.dim()) + 8 * (max(x.shape) + 1), False
-    masks = list(filter(_is_mask, args[1])) if name == "index" else [given.get("mask", x)]
-
-    def nbytes(counts: Iterable[int]) -> int:
-        chosen = max(counts)
-        if name == "index":
-            return _index_bytes(operation, x, args[1], chosen)
-        if name == "masked_select":
-            whole = torch.broadcast_shapes(x.shape, masks[0].shape).numel()
-            return chosen * int(width * whole // max(1, masks[0].numel()))
-        return chosen * int(8 * x.dim())
-
-    most = nbytes(mask.numel() for mask in masks)
-    if most > room:
-        most = nbytes(int(torch.count_nonzero(mask)) for mask in masks)
-    return most, True
-
-
-def _index_bytes(
-    operation: OpOverload, x: torch.Tensor, indices: Iterable[torch.Tensor | None], count: int
-) -> int:
-    """Return the bytes of a tensor's `count` elements that masks select."""
-
-    def chosen(count: int) -> int:
-        place = torch.empty(count, dtype=torch.int64, device="meta")
-        given: list[torch.Tensor | None] = []
-        for index in indices:
-            given += [place] * index.dim() if index is not None and _is_mask(index) else [index]
-        return _meta_bytes(operation, (x, given), {})[0]
-
-    try:
-        return chosen(count)
-    except (IndexError, RuntimeError):  # masks broadcast with other indices
-        return chosen(1)
+    mask = given.get("mask", x)
+    each = 8 * x.dim()  # of nonzero and argwhere: a position
+    if name == "masked_select":
+        each = width * torch.broadcast_shapes(x.shape, mask.shape).numel() // max(1, mask.numel())
+    return int(torch.count_nonzero(mask)) * each, True
 
 
 def _meta_bytes(

@@ -4,19 +4,16 @@ Source: Hayakawa and Narihira, section 3. Every scheduler returns a `SwapPlan`, 
 code checks, simulates and runs all of them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from repro.outofcore.allocator import Event
 from repro.outofcore.host import aligned
 from repro.outofcore.sequence import Action, Function, Kind, Trace
-from repro.outofcore.simulation import Simulation, phases, simulate
+from repro.outofcore.simulation import Rates, Simulation, Times, changes, simulate
 
 Actions = tuple[tuple[Action, ...], ...]
 
@@ -73,19 +70,16 @@ class SwapPlan:
     @cached_property
     def host_bytes(self) -> int:
         """The most bytes of variables on the host at once; they stay there until they end."""
-        sizes = {name: aligned(nbytes) for name, nbytes in self.trace.sizes.items()}
-        on_host: set[str] = set()
-        held = peak = 0
+        on_host: dict[str, int] = {}
+        peak = 0
         for number in 2 * [*range(len(self.trace.functions))]:
-            for name in on_host.intersection(self.trace.ending[number]):
-                on_host.discard(name)
-                held -= sizes[name]
+            for name in self.trace.ending[number]:
+                on_host.pop(name, None)
             for kind, name in (*self.before[number], *self.after[number]):
                 # A released variable is copied: its value may still be read from outside.
                 if kind in (Kind.SWAP_OUT, Kind.RELEASE) and name not in on_host:
-                    on_host.add(name)
-                    held += sizes[name]
-                    peak = max(peak, held)
+                    on_host[name] = aligned(self.trace.sizes[name])
+                    peak = max(peak, sum(on_host.values()))
         return peak
 
     def verify(self) -> int:
@@ -105,10 +99,7 @@ class SwapPlan:
         return check.peak
 
     def simulate(
-        self,
-        compute_times: Sequence[float] | NDArray[np.float64],
-        bandwidth: float | tuple[float, float],
-        latency_s: float = 0.0,
+        self, compute_times: Times, bandwidth: Rates, latency_s: float = 0.0
     ) -> Simulation:
         """Return the times of an iteration on a device with two copy streams.
 
@@ -163,12 +154,11 @@ class _Check:
     """
 
     def __init__(self, plan: SwapPlan) -> None:
-        trace = plan.trace
-        self.plan, self.trace, self.peak = plan, trace, 0
-        self.device = set(plan.resident)
+        self.plan, self.trace, self.peak = plan, plan.trace, 0
+        self.device, self.outgoing = set(plan.resident), set(plan.outgoing)
         self.valid = set(plan.host_valid)  # the host's copy is correct, or will be once done
-        self.outgoing, self.alive = set(plan.outgoing), set(trace.alive_at_start)
-        n = len(trace.functions)
+        self.alive = set(plan.trace.alive_at_start)
+        n = len(plan.trace.functions)
         if not len(plan.before) == len(plan.after) == n:
             counts = f"{len(plan.before)} lists of actions before and {len(plan.after)} after them"
             raise PlanError(f"the trace has {n} functions, but the plan {counts}")
@@ -213,8 +203,7 @@ class _Check:
         self.peak = max(self.peak, held)
         if held > budget:
             raise PlanError(
-                f"{where} {held} bytes are held on the device, {held - budget} more than the "
-                f"budget of {budget}"
+                f"{where} {held} bytes are held, {held - budget} more than the budget of {budget}"
             )
 
     def needed(self, name: str, after: int) -> bool:
@@ -232,38 +221,33 @@ class _Check:
 
     def act(self, actions: tuple[Action, ...], after: int, where: str) -> None:
         for kind, name in actions:
-            what = f"{where} {kind.value} {name!r}"
+            there, valid = name in self.device, name in self.valid
             needed = name in self.alive and self.needed(name, after)
-            if problem := self.problem(kind, name, needed):
-                raise PlanError(f"{what}: {problem}")
+            comes, leaves = kind in (Kind.SWAP_IN, Kind.ALLOCATE), kind is Kind.SWAP_OUT
+            for broken, rule in (
+                (name not in self.alive, "it is not alive"),
+                (comes and there, "it is on the device already"),
+                (not (comes or there), "it is not on the device"),
+                (kind is Kind.SWAP_IN and not valid, "the host has no right copy"),
+                (kind is Kind.SWAP_IN and not needed, "its value is dead: it is overwritten next"),
+                (kind is Kind.ALLOCATE and needed, "its value is needed, so it must be copied"),
+                (leaves and valid and not self.plan.copies_again,
+                 "the host's copy is right already"),
+                (leaves and not needed, "its value is dead"),
+                (kind is Kind.RELEASE and needed and not valid,
+                 "its value is needed and the host has no right copy"),
+            ):  # fmt: skip
+                if broken:
+                    raise PlanError(f"{where} {kind.value} {name!r}: {rule}")
             if kind is Kind.RELEASE:
                 self.device.discard(name)
                 self.outgoing.discard(name)
-            elif kind is Kind.SWAP_OUT:
+            elif leaves:
                 self.valid.add(name)
                 self.outgoing.add(name)
             else:
                 self.device.add(name)
-                self.measure(what)
-
-    def problem(self, kind: Kind, name: str, needed: bool) -> str:
-        """Return the rule that an action breaks, or ""."""
-        there, valid = name in self.device, name in self.valid
-        comes, leaves = kind in (Kind.SWAP_IN, Kind.ALLOCATE), kind is Kind.SWAP_OUT
-        rules = {
-            "it is not alive": name not in self.alive,
-            "it is on the device already": comes and there,
-            "it is not on the device": not (comes or there),
-            "the host has no right copy": kind is Kind.SWAP_IN and not valid,
-            "its value is dead, for it is overwritten next": kind is Kind.SWAP_IN and not needed,
-            "its value is needed, so it must be copied": kind is Kind.ALLOCATE and needed,
-            "the host's copy is right already": leaves and valid and not self.plan.copies_again,
-            "its value is dead": leaves and not needed,
-            "its value is needed and the host has no right copy": (
-                kind is Kind.RELEASE and needed and not valid
-            ),
-        }
-        return next((rule for rule, broken in rules.items() if broken), "")
+                self.measure(where)
 
     def execute(self, number: int, function: Function, where: str) -> None:
         for name in function.variables:
@@ -282,8 +266,7 @@ class _Check:
 
 
 def _list(names: set[str] | frozenset[str]) -> str:
-    shown = sorted(names)[:5]
-    return ", ".join(map(repr, shown)) + (", ..." if len(names) > 5 else "")
+    return ", ".join(map(repr, sorted(names)[:5])) + (", ..." if len(names) > 5 else "")
 
 
 def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
@@ -303,11 +286,8 @@ def by_function(plan: SwapPlan, iterations: int = 2) -> list[tuple[int, Event]]:
     sizes, resident = plan.trace.sizes, {*plan.resident}
     if plan.trace.peak_bytes <= plan.budget_bytes:
         resident.update(plan.trace.held)
-    device = {name for name in resident if sizes[name]}
-    events = [(0, Event(name, sizes[name])) for name in sorted(device)]
-    for number, changes in enumerate(phases(plan, iterations)):
-        for name, comes in chain(*changes):
-            if sizes[name] and (name in device) is not comes:
-                (device.add if comes else device.discard)(name)
-                events.append((number, Event(name, sizes[name] if comes else None)))
+    events = [(0, Event(name, sizes[name])) for name in sorted(resident) if sizes[name]]
+    for number, _, name, comes in changes(plan, iterations):
+        if sizes[name]:
+            events.append((number, Event(name, sizes[name] if comes else None)))
     return events

@@ -1,29 +1,256 @@
-"""Schedules by name, and plans of a recorded iteration: one at once, a better one later.
+"""Plans of a recorded iteration: packed ones, and all schedules by name.
 
-Finding the fastest schedule means simulating many plans, which for a long iteration takes far
-longer than a step. So the first plan is followed as soon as it is made; after it was once followed
-to its end, others are tried for a bounded time.
+A packed plan is made of the whole iteration at once, from measured times. First the gaps in which
+variables stay on the device are packed into the budget, the shortest first, less a margin for
+running copies. Then, as far as there is room, a leaving variable is held until its copy is done,
+and a returning variable enters as early as there is room for it up to its use, in the order of the
+uses. The ends of copies are known from simulating the plan before; so a few plans are made, each
+from the last. This schedule is not in the paper, which calls its own not optimal and leaves others
+to future work (section 6).
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from repro.outofcore.baselines import DoesNotFit, on_demand, tune_fixed_distance, vdnn
+from repro.outofcore.baselines import (
+    DoesNotFit,
+    on_demand,
+    plan_literally,
+    tune_fixed_distance,
+    vdnn,
+)
 from repro.outofcore.host import SLAB_BYTES
-from repro.outofcore.literal import plan_literally
-from repro.outofcore.packing import packed_plans
-from repro.outofcore.plan import PlanError, SwapPlan
+from repro.outofcore.plan import Draft, PlanError, SwapPlan
 from repro.outofcore.recording import Recording
-from repro.outofcore.schedule import plan_swaps, windows
-from repro.outofcore.sequence import Trace
+from repro.outofcore.schedule import fastest, plan_swaps, score, windows
+from repro.outofcore.sequence import Action, Kind, Trace
+from repro.outofcore.simulation import Rates, Simulation, Times, Vector, check_budget
 
+MARGINS = (0.0, 0.03)  # of the budget
+_ROUNDS = 2  # packed plans of each margin
 TRYING_S = 1.0  # time for better plans of a repeated iteration; at least one plan is tried
 _COPY_LATENCY_S = 3e-5  # the cost of starting a copy, for the simulation
 _MARGIN = 0.01  # least gain of a better plan, as a share of an iteration
+
+
+def plan_packed(
+    trace: Trace,
+    budget_bytes: int,
+    compute_times: Times,
+    bandwidth: Rates,
+    latency_s: float = 0.0,
+    margins: Sequence[float] = MARGINS,
+) -> SwapPlan:
+    """Return the packed plan with the least simulated time; among equals with the fewest bytes.
+
+    Args:
+        trace: The iteration.
+        budget_bytes: Device memory that may be taken at any time, including running transfers.
+        compute_times: (n,) seconds of each function.
+        bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
+        latency_s: Fixed seconds of each copy.
+        margins: Shares of the budget that stay free for copies, all tried.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+        ValueError: `margins` is empty, or has a number outside [0, 1).
+    """
+    plans = packed_plans(trace, budget_bytes, compute_times, bandwidth, latency_s, margins)
+    best = fastest(plans, compute_times, bandwidth, latency_s)
+    assert best is not None  # there is a margin
+    return best
+
+
+def packed_plans(
+    trace: Trace,
+    budget_bytes: int,
+    compute_times: Times,
+    bandwidth: Rates,
+    latency_s: float = 0.0,
+    margins: Sequence[float] = MARGINS,
+) -> Iterator[SwapPlan]:
+    """Yield the plans from which `plan_packed` takes the fastest."""
+    check_budget(trace, budget_bytes)
+    if not margins or not all(0 <= margin < 1 for margin in margins):
+        raise ValueError(f"margins is {margins!r}: give shares of the budget, 0 or more, below 1")
+    if trace.peak_bytes - trace.held_bytes <= budget_bytes:
+        yield plan_swaps(trace, budget_bytes)
+        return
+    for margin in margins:
+        packing = _Packing(trace, budget_bytes, int(margin * budget_bytes))
+        done: dict[tuple[str, int], int] | None = None
+        for _ in range(_ROUNDS):
+            plan = packing.plan(done)
+            yield plan
+            copied = _copied_before(plan.simulate(compute_times, bandwidth, latency_s), trace)
+            if copied == done:
+                break
+            done = copied
+
+
+@dataclass(slots=True)
+class _Gap:
+    """A gap of a trace, and the position of its variable meanwhile."""
+
+    name: str
+    use: int
+    then: int
+    ends: bool
+    needed: bool
+    nbytes: int
+    stays: bool = False  # on the device throughout
+    release: int = 0  # otherwise the function before which it leaves,
+    enter: int = 0  # and the function before which it returns
+
+
+class _Packing:
+    """Plans of one margin: the same variables stay in all of them."""
+
+    def __init__(self, trace: Trace, budget: int, margin: int) -> None:
+        self.trace, self.budget = trace, budget
+        self.gaps = [_Gap(*gap, trace.sizes[gap.variable]) for gap in trace.gaps]
+        needs = np.array(trace.needs_bytes, dtype=np.int64)
+        self.load = needs.copy()  # bytes while each function runs
+        limit = np.maximum(needs, budget - margin)
+        for gap in sorted(self.gaps, key=lambda gap: (gap.then - gap.use, -gap.nbytes)):
+            within = self._between(gap.use + 1, gap.then)
+            gap.stays = bool((self.load[within] + gap.nbytes <= limit[within]).all())
+            if gap.stays:
+                self.load[within] += gap.nbytes
+        self.away = [gap for gap in self.gaps if not gap.stays]
+
+    def _between(self, start: int, end: int) -> NDArray[np.int64]:
+        """Return functions `start` to `end` - 1, which may lie in the next iteration."""
+        return np.arange(start, end) % len(self.load)
+
+    def plan(self, done: dict[tuple[str, int], int] | None) -> SwapPlan:
+        """Return a plan; `done` is of `_copied_before`, None if nothing is known."""
+        load = self.load.copy()
+
+        def fitting(within: NDArray[np.int64], nbytes: int) -> int:
+            """Take room for bytes in the first of these functions; return how many have it."""
+            fits = load[within] + nbytes <= self.budget
+            count = len(fits) if fits.all() else int(np.argmin(fits))
+            load[within[:count]] += nbytes
+            return count
+
+        # The latest first: without room for all, the oldest copies are done soonest.
+        for gap in sorted(self.away, key=lambda gap: -gap.use):
+            start = gap.use + 1
+            until = gap.then if done is None else done.get((gap.name, gap.use), start)
+            held = self._between(start, min(until, gap.then))
+            gap.release = start + fitting(held, gap.nbytes)
+        for gap in sorted(self.away, key=lambda gap: gap.then):
+            gap.enter = gap.then
+            if gap.needed and not gap.ends:
+                gap.enter -= fitting(self._between(gap.release, gap.then)[::-1], gap.nbytes)
+        return _Writing(self.trace, self.budget, self.gaps).plan()
+
+
+class _Writing(Draft):
+    """Turns gaps, with stays, releases and returns, into the actions of a plan, and its start."""
+
+    def __init__(self, trace: Trace, budget: int, gaps: Sequence[_Gap]) -> None:
+        super().__init__(trace, budget)
+        n = self.n
+        self.begins: list[list[_Gap]] = [[] for _ in range(n)]
+        self.releases: list[list[_Gap]] = [[] for _ in range(n)]
+        self.enters: list[list[_Gap]] = [[] for _ in range(n)]
+        for gap in gaps:
+            # On the device when the iteration starts: live variables that are there or back.
+            alive = gap.use < n <= gap.then and not (gap.ends and gap.then == n)
+            back = gap.enter < n and not gap.ends
+            if alive and (gap.stays or gap.release >= n or back):
+                self.allocate(gap.name)
+            # A variable that returns at once stays; one that ends needs no release.
+            if gap.stays or gap.release >= (gap.then if gap.ends else gap.enter):
+                continue
+            self.begins[gap.use].append(gap)
+            self.releases[gap.release % n].append(gap)
+            if not gap.ends:
+                self.enters[gap.enter % n].append(gap)
+        for entering in self.enters:
+            entering.sort(key=lambda gap: gap.then)
+        self.valid = set(trace.persistent)
+        self.outgoing: set[str] = set()
+
+    def plan(self) -> SwapPlan:
+        """Walk until an iteration starts in the state of the one before; return it as a plan."""
+        started = None
+        while True:
+            start = frozenset(self.device), frozenset(self.valid), frozenset(self.outgoing)
+            if start == started:
+                return self.written("packed", *start)
+            started = start
+            self.clear()
+            for f in range(self.n):
+                self._function(f)
+            self._die(0)
+
+    def _function(self, f: int) -> None:
+        if f:
+            self._die(f)
+        self.before[f] += self._moves(f)
+        for name in self.trace.functions[f].variables:
+            self.allocate(name)
+        self.valid.difference_update(self.trace.functions[f].outputs)
+        for gap in self.begins[f]:
+            if gap.needed and gap.name not in self.valid:
+                self.after[f].append(Action(Kind.SWAP_OUT, gap.name))
+                self.valid.add(gap.name)
+                self.outgoing.add(gap.name)
+
+    def _moves(self, f: int) -> Iterator[Action]:
+        """Yield the releases before a function, and the arrivals, as soon as there is room."""
+        leaving = [gap.name for gap in self.releases[f] if gap.name in self.device]
+        for gap in self.enters[f]:
+            while leaving and self.used + gap.nbytes > self.budget:
+                yield self._release(leaving.pop(0))
+            if gap.name in leaving:  # it returns for the same function
+                leaving.remove(gap.name)
+                yield self._release(gap.name)
+            if gap.name not in self.device:
+                self.allocate(gap.name)
+                yield Action(Kind.SWAP_IN if gap.needed else Kind.ALLOCATE, gap.name)
+        for name in leaving:
+            yield self._release(name)
+
+    def _release(self, name: str) -> Action:
+        self.free(name)
+        self.outgoing.discard(name)
+        return Action(Kind.RELEASE, name)
+
+    def _die(self, f: int) -> None:
+        for name in self.trace.ending[f]:
+            self.free(name)
+            self.valid.discard(name)
+            self.outgoing.discard(name)
+
+
+def _copied_before(simulation: Simulation, trace: Trace) -> dict[tuple[str, int], int]:
+    """Return, by (variable, function after which its copy to the host began), where it was done.
+
+    That is the function before which the copy had ended.
+    """
+    ends = np.concatenate([simulation.ends_s, simulation.ends_s + simulation.time_s])
+    copied = {}
+    for kind, name, start, end in simulation.transfers:
+        uses = trace.accesses[name] if kind is Kind.SWAP_OUT else ()
+        if used := [u for u in uses if simulation.ends_s[u] <= start + 1e-12]:
+            done = int(np.searchsorted(ends, end - 1e-12)) + 1
+            copied[name, used[-1]] = min(done, used[-1] + len(trace.functions))
+    return copied
+
+
+# ---- schedules by name. To find the fastest schedule, many plans are simulated, which for a long
+# iteration takes far longer than a step. So the first plan is followed as soon as it is made; after
+# it was once followed to its end, others are tried for a bounded time.
 
 Name = Literal["auto", "window", "packed", "paper", "lms", "vdnn", "on_demand"]
 # Given a trace, a budget in bytes, seconds of each function, and bytes/s (to the device, to the
@@ -34,10 +261,8 @@ Scheduler = Callable[[Trace, int, Sequence[float], tuple[float, float]], SwapPla
 def check_schedule(schedule: object) -> None:
     """Raise a ValueError if a schedule is neither one of the names nor callable."""
     if not callable(schedule) and schedule not in get_args(Name):
-        raise ValueError(
-            f"schedule is {schedule!r}: give one of {', '.join(get_args(Name))}, or a function of "
-            "a trace, a budget, times and rates that returns a SwapPlan"
-        )
+        names = ", ".join(get_args(Name))
+        raise ValueError(f"schedule is {schedule!r}: give one of {names}, or a function")
 
 
 def host_bytes(trace: Trace, budget_bytes: int) -> int:
@@ -80,24 +305,25 @@ class Planner:
     def plan(self, recorded: Recording) -> SwapPlan:
         """Return a plan of an iteration quickly; errors are those of `OutOfCore`."""
         trace, budget, rates = recorded.trace, self.budget_bytes, self._rates()
-        if callable(self.schedule):
-            return self._checked(self.schedule(trace, budget, recorded.times, rates), trace)
         given = trace, budget, recorded.times, rates, _COPY_LATENCY_S
-        return {
-            "auto": lambda: plan_swaps(trace, budget, self._window),
-            "window": lambda: plan_swaps(trace, budget, self._window),
-            "packed": lambda: next(packed_plans(*given)),
-            "paper": lambda: plan_literally(trace, budget, self._window),
-            "lms": lambda: tune_fixed_distance(*given),
-            "vdnn": lambda: vdnn(trace, budget),
-            "on_demand": lambda: on_demand(trace, budget),
-        }[self.schedule]()
-
-    def _checked(self, plan: SwapPlan, trace: Trace) -> SwapPlan:
-        if plan.trace != trace or plan.budget_bytes > self.budget_bytes:
+        match self.schedule:
+            case "auto" | "window":
+                return plan_swaps(trace, budget, self._window)
+            case "packed":
+                return next(packed_plans(*given))
+            case "paper":
+                return plan_literally(trace, budget, self._window)
+            case "lms":
+                return tune_fixed_distance(*given)
+            case "vdnn":
+                return vdnn(trace, budget)
+            case "on_demand":
+                return on_demand(trace, budget)
+        plan = self.schedule(*given[:4])
+        if plan.trace != trace or plan.budget_bytes > budget:
             raise PlanError(
                 f"the schedule planned another trace, or for {plan.budget_bytes} bytes: plan the "
-                f"given trace, of {len(trace.functions)} functions, within {self.budget_bytes}"
+                f"given trace, of {len(trace.functions)} functions, within {budget}"
             )
         plan.verify()
         return plan
@@ -111,22 +337,19 @@ class Planner:
         if not self._tunes or other or not plan.bytes_moved:
             return None
         given = np.asarray(recorded.times), self._rates(), _COPY_LATENCY_S
-
-        def candidates() -> Iterator[SwapPlan]:
-            if self.schedule != "window":
-                yield from packed_plans(plan.trace, self.budget_bytes, *given)
-            if self.schedule != "packed":
-                yield from windows(plan.trace, self.budget_bytes, given[0])
-
-        def score(plan: SwapPlan) -> tuple[float, int]:
-            result = plan.simulate(*given)
-            return round(result.time_s, 9), result.bytes_moved
-
-        until, best, found = time.perf_counter() + TRYING_S, score(plan), None
-        for candidate in candidates():
-            tried = score(candidate)
+        until, best, found = time.perf_counter() + TRYING_S, score(plan, *given), None
+        for candidate in self._candidates(plan.trace, *given):
+            tried = score(candidate, *given)
             if tried[0] < (1 - _MARGIN) * best[0] or (tried[0] <= best[0] and tried[1] < best[1]):
                 best, found = tried, candidate
             if time.perf_counter() > until:
                 break
         return found
+
+    def _candidates(
+        self, trace: Trace, times: Vector, rates: tuple[float, float], latency_s: float
+    ) -> Iterator[SwapPlan]:
+        if self.schedule != "window":
+            yield from packed_plans(trace, self.budget_bytes, times, rates, latency_s)
+        if self.schedule != "packed":
+            yield from windows(trace, self.budget_bytes, times)

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -132,15 +133,14 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 def components(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the parts of a sparse or nested tensor; none for any other tensor."""
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    if tensor.is_nested and tensor.layout is torch.strided:
-        return [tensor.values()]
-    return []
+    match tensor.layout:
+        case torch.sparse_coo:
+            return [tensor._indices(), tensor._values()]
+        case torch.sparse_csr | torch.sparse_bsr:
+            return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        case torch.sparse_csc | torch.sparse_bsc:
+            return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor.values()] if tensor.is_nested and tensor.layout is torch.strided else []
 
 
 class Timer:
@@ -215,13 +215,11 @@ def _in_the_engine() -> bool:
 class _Probe(TorchDispatchMode):
     """Counts the references to the operands of a sum that only autograd holds."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.holders: list[tuple[_Holders, _Holders]] = []
+    holders: tuple[_Holders, _Holders] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ADD and _in_the_engine():
-            self.holders.append((_holders(args, 0), _holders(args, 1)))
+            self.holders = _holders(args, 0), _holders(args, 1)
         return func(*args, **(kwargs or {}))
 
 
@@ -233,19 +231,18 @@ class Sums:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._alone: tuple[_Holders, _Holders] | None = None
-        probe = _Probe()
-        try:
-            with torch.inference_mode(False), torch.enable_grad():
-                x = torch.zeros(2, device=device, requires_grad=True)
-                y = x * 1.0
-                end = (y * 2.0 + y * 3.0).sum()  # two gradients of y, neither held elsewhere
-                with probe:
-                    torch.autograd.grad(end, x)
-        except (RuntimeError, NotImplementedError, AttributeError):
-            return
-        if len(probe.holders) == 1:
-            self._alone = probe.holders[0]
+        probe = _Probe()  # type: ignore[no-untyped-call]
+        with (
+            suppress(RuntimeError, NotImplementedError, AttributeError),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
+            x = torch.zeros(2, device=device, requires_grad=True)
+            y = x * 1.0
+            end = (y * 2.0 + y * 3.0).sum()  # two gradients of y, neither held elsewhere
+            with probe:
+                torch.autograd.grad(end, x)
+        self._alone = probe.holders
 
     def into(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """Return the position of the operand that may hold a sum of two gradients, or None."""
@@ -255,12 +252,8 @@ class Sums:
             return None
         alone = [_holders(args, i) == self._alone[i] for i in (0, 1)]  # before we add references
         one, other = args
-        if (
-            not any(alone)
-            or one.dtype != other.dtype
-            or one.shape != other.shape
-            or any(t.is_conj() or t.is_neg() for t in args)
-        ):
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        if not (any(alone) and alike) or any(t.is_conj() or t.is_neg() for t in args):
             return None
         if alone[0] and _dense(one):  # plain autograd's condition
             return 0

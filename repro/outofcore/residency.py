@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
+from torch import nn
 
-from repro.outofcore.bounds import BudgetTooSmall
 from repro.outofcore.host import IN, OUT, HostStore, Mover, Place
+from repro.outofcore.simulation import BudgetTooSmall
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -28,10 +28,9 @@ class Variable:
     # Class defaults save time: every result of an operation makes a variable.
     resident = True  # it takes device memory
     valid = False  # the host's copy is correct, or will be once `outgoing` is done
-    locked = False  # it is never swapped out: its address is in use
-    fixed = False  # likewise, for good: its memory is not torch's own, or processes share it
+    # It is never swapped out: its address is in use, its memory is not torch's own, or is shared.
+    locked = False
     raw = False  # native code may write it by its address: no copy of it is trusted
-    unlocked = False  # it was locked
     storage_ref: weakref.ref[torch.UntypedStorage] | None = None
     place: Place | None = None  # on the host, if it has one
     # Copies that have not been waited for, with the storage.
@@ -86,9 +85,6 @@ class Residency:
         self.uncounted: dict[int, int] = {}
         # Copies that serialisers read by address: `kept` until any tensor is written.
         self.kept: dict[Variable, torch.UntypedStorage] = {}
-        self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
-            WeakValueDictionary()
-        )
         self._aliases_met = False
         self._excluded = frozenset(excluded)
         # Weak references that report the end of a storage: its address and its variable.
@@ -140,13 +136,11 @@ class Residency:
         if (nbytes := storage.nbytes()) == 0:
             return None  # it may still grow
         managed = storage.device == self.device and key not in self._excluded
-        fixed = managed and not storage.resizable()
+        locked = managed and not storage.resizable()
         if managed and not made and self.device.type != "meta":
-            if tensor._is_zerotensor():
-                managed = False  # a size without memory
-            else:
-                fixed = fixed or self._shared(storage)
-                managed, fixed = self._beside_aliases(storage, fixed)
+            managed = not tensor._is_zerotensor()  # it has a size without memory
+            if managed:
+                managed, locked = self._beside_aliases(storage, locked or self._shared(storage))
         if managed and not (made or named or tensor.requires_grad or 2 * tensor.nbytes > nbytes):
             managed = False
             self.uncounted[key] = nbytes
@@ -157,31 +151,30 @@ class Residency:
         if variable is not None:
             variable.storage_ref = reference
             self.used_bytes += nbytes
-            if fixed:
-                variable.locked = variable.fixed = True
+            variable.locked = locked
         return variable
 
     def _shared(self, storage: Any) -> bool:
         return self.device.type == "cpu" and storage.is_shared()
 
-    def _beside_aliases(self, storage: torch.UntypedStorage, fixed: bool) -> tuple[bool, bool]:
-        """Return whether a storage from outside counts, and whether it is fixed on the device.
+    def _beside_aliases(self, storage: torch.UntypedStorage, locked: bool) -> tuple[bool, bool]:
+        """Return whether a storage from outside counts, and whether it is locked.
 
-        Other storages may share its memory, such as by DLPack: then all of them are fixed.
+        Other storages may share its memory, such as by DLPack: then all of them are locked.
         """
-        start, counts, foreign = storage.data_ptr(), True, fixed
+        start, counts, foreign = storage.data_ptr(), True, locked
         end = start + storage.nbytes()
         for variable in self.variables():
-            if not (fixed or variable.fixed) or variable.died is not None or not variable.resident:
+            if not (locked or variable.locked) or variable.died is not None:
                 continue
-            other = variable.peek()
+            other = variable.peek() if variable.resident else None
             if other is None or other is storage:
                 continue
             at = other.data_ptr()
             if at < end and start < at + variable.nbytes:
-                variable.locked = variable.fixed = True
-                counts, fixed = not foreign, True
-        return counts, fixed
+                variable.locked = locked = True
+                counts = not foreign
+        return counts, locked
 
     def _meet_aliases(self) -> None:
         """Find unknown tensors in the memory of others, before the first variable leaves.
@@ -193,11 +186,10 @@ class Residency:
             for tensor in gc.get_objects() if self.device.type == "cpu" else ():
                 if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
                     continue
-                if tensor.device.type != "cpu" or tensor._is_zerotensor():
-                    continue
-                storage = tensor.untyped_storage()
-                if not storage.resizable() and storage.nbytes():
-                    self._beside_aliases(storage, fixed=True)
+                if tensor.device.type == "cpu" and not tensor._is_zerotensor():
+                    storage = tensor.untyped_storage()
+                    if not storage.resizable() and storage.nbytes():
+                        self._beside_aliases(storage, locked=True)
 
     def _ended(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         # From now on the address may be reused.
@@ -320,8 +312,8 @@ class Residency:
         storage: Any = variable.peek()
         if storage is None:
             return
-        if self._shared(storage) or not (storage.resizable() or (self.lies and variable.unlocked)):
-            variable.locked = variable.fixed = True  # it was shared unnoticed
+        if self._shared(storage) or not storage.resizable():
+            variable.locked = True  # it was shared unnoticed
             return
         del storage  # so that it may end
         if variable.raw:
@@ -395,14 +387,13 @@ class Residency:
         raise self._too_small(nbytes, what())
 
     def _too_small(self, nbytes: int, name: str) -> BudgetTooSmall:
-        because, needed = "", self.used_bytes + nbytes
-        for what, held in (
-            ("whose address is in use, or whose memory is not torch's own", "locked"),
-            ("in use by collectives", "pins"),
-        ):
-            if busy := sum(v.nbytes for v in self.variables() if getattr(v, held)):
-                because += f", {busy} of them of variables {what}"
-        return BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}", final=False)
+        needed, busy = self.used_bytes + nbytes, [v for v in self.variables() if v.locked or v.pins]
+        held = sum(v.nbytes for v in busy)
+        because = (
+            f", {held} of them of variables whose address is in use, whose memory is not torch's "
+            "own, or that collectives hold"
+        )
+        return BudgetTooSmall(name, needed, self.budget_bytes, name + because * bool(held), False)
 
     def restore(self) -> None:
         """Bring every variable back, even beyond the budget, and wait until all have arrived.
@@ -438,20 +429,12 @@ class Residency:
         variable.used = self.clock
         variable.locked = variable.locked or lock
 
-    def unlock(self, tensor: torch.Tensor | None) -> None:
-        """Let a tensor, or all of them, be swapped out again."""
-        for variable in self.variables() if tensor is None else [self.look_up(tensor)]:
-            if variable is not None and variable.locked:
-                self.resized(variable)
-                variable.locked, variable.unlocked = variable.fixed, True
-
-    def snapshot(self, tensor: torch.Tensor, keep: bool) -> torch.UntypedStorage:
-        """Return a copy of a tensor's storage on the host; `keep` adds it to `kept`."""
+    def snapshot(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        """Return a copy of a tensor's storage on the host, which is `kept`."""
         variable = self.find(tensor)
         if variable is None:
             return tensor.untyped_storage()
-        key = id(variable), self.clock
-        saved = self.kept.get(variable) if keep else self._saved.get(key)
+        saved = self.kept.get(variable)
         if saved is not None:
             return saved
         if variable.resident:
@@ -464,8 +447,36 @@ class Residency:
             self.mover.finish()
             saved = torch.UntypedStorage(variable.nbytes)
             self.store.read(variable.place, saved.data_ptr())
-        if keep:
-            self.kept[variable] = saved
-        else:
-            self._saved[key] = saved
+        self.kept[variable] = saved
         return saved
+
+
+# ---- kinds, known from modules and optimizers; until then a variable's operations suggest its kind
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return all parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def held_by(holder: object) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of a module or an optimizer, each with its kind."""
+    others: list[tuple[str, object]]
+    if isinstance(holder, nn.Module):
+        parameters: list[torch.Tensor] = [*holder.parameters()]
+        others = [("buffer", buffer) for buffer in holder.buffers()]
+    else:
+        assert isinstance(holder, torch.optim.Optimizer)
+        parameters, state = parameters_of(holder), holder.state
+        others = [("optimizer state", v) for p in parameters for v in state.get(p, {}).values()]
+    named = [("parameter", p) for p in parameters] + [("gradient", p.grad) for p in parameters]
+    return [(kind, v) for kind, v in (*named, *others) if isinstance(v, torch.Tensor)]
+
+
+def meet(residency: Residency, holder: object) -> None:
+    """Count the tensors of a module or an optimizer: parameters, gradients, buffers, state."""
+    for kind, value in held_by(holder):
+        variable = residency.find(value, named=True)
+        if variable is not None and not variable.kind:
+            variable.kind = kind
+            variable.raw = kind == "parameter" and value.requires_grad

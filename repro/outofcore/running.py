@@ -8,11 +8,12 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from repro.measure import accelerator
 from repro.outofcore.iterations import Follower, Iterations, Step
-from repro.outofcore.operands import Operands
 from repro.outofcore.operations import (
     as_computed,
     by_values,
@@ -28,6 +29,7 @@ from repro.outofcore.recording import (
     Signature,
     Sums,
     Timer,
+    components,
     signature,
     tensors_in,
 )
@@ -38,44 +40,7 @@ _PART = 16  # an operation on lists is run in parts of at most budget / 16
 _PATIENCE_S = 300.0  # longest wait for another thread's operation
 UNLIMITED = 1 << 62  # bytes: a budget for recording only, with one part per element
 Arguments = tuple[Any, ...]
-
-
-class Collectives:
-    """The collectives of torch.distributed that a block has begun; they pin their tensors.
-
-    Attributes:
-        works: Running collectives, with the variables of each.
-    """
-
-    def __init__(self) -> None:
-        self.works: list[tuple[list[Any], list[Variable]]] = []
-
-    def work_on(self, result: Any, inputs: list[Variable]) -> None:
-        """Pin the variables of a collective on the device until it is done."""
-        handles = [value for value in result if isinstance(value, torch.ScriptObject)]
-        for variable in inputs:
-            variable.pins += 1
-        self.works.append(([torch._C._distributed_c10d.Work.unbox(h) for h in handles], inputs))
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Unpin the variables of finished collectives."""
-        under_way = []
-        for works, variables in self.works:
-            if all(work.is_completed() for work in works):
-                for variable in variables:
-                    variable.pins -= 1
-            else:
-                under_way.append((works, variables))
-        self.works = under_way
-
-    def wait(self) -> bool:
-        """Give collectives some time to end; return whether any were running."""
-        if not self.works:
-            return False
-        time.sleep(0.002)
-        self.let_go()
-        return True
+Named = dict[str, Any]
 
 
 def in_compiled() -> bool:
@@ -100,9 +65,10 @@ class Running:
         self._residency, self._lock = residency, residency.lock
         self._computes = device.type != "meta"  # tensors on meta take no room
         self._sums = Sums(device if self._computes else torch.device("cpu"))
-        self.operands, self.collectives = Operands(residency), Collectives()
+        # Running collectives of torch.distributed, each with the variables that it pins.
+        self.collectives: list[tuple[list[Any], list[Variable]]] = []
 
-    def follow(self, operation: OpOverload, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    def follow(self, operation: OpOverload, args: Arguments, kwargs: Named) -> Any:
         """Run an operation on the fast path, if it is exactly the plan's next step."""
         iterations = self._iterations
         follower = iterations.follower
@@ -137,16 +103,14 @@ class Running:
         return result
 
     def _planned_sum(
-        self, follower: Follower, args: Arguments, kwargs: dict[str, Any]
+        self, follower: Follower, args: Arguments, kwargs: Named
     ) -> tuple[Step | None, Arguments]:
         """Return the plan's next step if it makes this sum in place, and the arguments."""
         step = follower.upcoming(ADD_INTO)
         operand = None if step is None else self._sums.into(args, kwargs)
-        if operand is None:
-            return None, args
-        return step, args[::-1] if operand else args
+        return (None if operand is None else step), (args[::-1] if operand else args)
 
-    def _run(self, operation: OpOverload, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    def _run(self, operation: OpOverload, args: Arguments, kwargs: Named) -> Any:
         """Run an operation, whether it is planned or not."""
         residency, iterations = self._residency, self._iterations
         known = signature(operation)
@@ -166,7 +130,7 @@ class Running:
                 parts = divide(args, budget / _PART if budget < UNLIMITED else 0)
                 if len(parts) > 1:
                     return run_in_parts(self.follow, operation, parts, args, kwargs)
-            inputs, written = self.operands.of(known, args, kwargs)
+            inputs, written = self._operands(known, args, kwargs)
             step = iterations.expected(operation, inputs)
             if iterations.recorded is None and in_compiled():
                 say_once(
@@ -176,10 +140,10 @@ class Running:
                 )
             self._bring_in(step, known.name, inputs)
             if step is not None and not (known.by_values and by_values(operation, args)):
-                nbytes, certain = step.birth_bytes, True
+                promised = step.birth_bytes, True
             else:
-                nbytes, certain = self._result_bytes(operation, known, args, kwargs)
-            self._promise(known.name, inputs, written, nbytes, certain)
+                promised = self._result_bytes(operation, known, args, kwargs)
+            self._promise(known.name, inputs, written, *promised)
             timer = Timer(residency.device) if iterations.log is not None else None
             result = operation._op(*args, **kwargs)
             if timer:
@@ -196,6 +160,42 @@ class Running:
                 self._act(step.after, (), known.name)
         return result
 
+    # ---- before an operation
+
+    def _operands(
+        self, known: Signature, args: Arguments, kwargs: Named
+    ) -> tuple[list[Variable], list[Variable]]:
+        """Return an operation's input variables, and the inputs that it writes."""
+        find = self._residency.look_up if known.view else self._residency.find
+        inputs: list[Variable] = []
+        written: list[Variable] = []
+        writes = (*known.writes, *(False for _ in args))
+        given = [(value, write, True) for value, write in zip(args, writes, strict=False)]
+        given += [(value, name in known.writes_named, False) for name, value in kwargs.items()]
+        for value, writes_it, by_position in given:
+            for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
+                variable = find(tensor)
+                if variable is None and writes_it:
+                    variable = self._residency.adopt(tensor)
+                if variable is None:
+                    self._hold_components(tensor)
+                    continue
+                if by_position and not variable.kind:  # what it does suggests what it is
+                    if writes_it and known.name.endswith("batch_norm"):
+                        variable.kind = "buffer"
+                    elif not writes_it and isinstance(tensor, nn.Parameter):
+                        variable.kind, variable.raw = "parameter", tensor.requires_grad
+                if variable not in inputs:
+                    inputs.append(variable)
+                if writes_it and variable not in written:
+                    written.append(variable)
+        return inputs, written
+
+    def _hold_components(self, tensor: torch.Tensor) -> None:
+        """Lock the parts of a sparse or nested tensor for good: C++ code holds them."""
+        for part in components(tensor):
+            self._residency.bring(part, lock=True)
+
     def _bring_in(self, step: Step | None, name: str, inputs: list[Variable]) -> None:
         """Bring an operation's inputs to the device."""
         residency = self._residency
@@ -203,8 +203,8 @@ class Running:
             residency.bury()
         if residency.leaving:
             residency.let_go()
-        if self.collectives.works:
-            self.collectives.let_go()
+        if self.collectives:
+            self._unpin()
         clock = residency.clock
         if step is not None and step.before:
             self._act(step.before, inputs, name)
@@ -218,12 +218,11 @@ class Running:
                 residency.arrive(variable)
 
     def _result_bytes(
-        self, operation: OpOverload, known: Signature, args: Arguments, kwargs: dict[str, Any]
+        self, operation: OpOverload, known: Signature, args: Arguments, kwargs: Named
     ) -> tuple[int, bool]:
         if not (known.makes or known.resizes) or known.collective or not self._computes:
             return 0, True
-        room = self._residency.budget_bytes - self._residency.used_bytes
-        return result_bytes(operation, args, kwargs, room)
+        return result_bytes(operation, args, kwargs)
 
     def _promise(
         self,
@@ -243,22 +242,32 @@ class Running:
         if written and residency.kept:
             residency.kept.clear()
 
+    def _where(self, name: str) -> str:
+        return f"function {self._residency.clock - self._iterations.origin} ({name})"
+
+    # ---- after an operation
+
     def _ended(
         self,
         known: Signature,
         args: Arguments,
-        kwargs: dict[str, Any],
+        kwargs: Named,
         inputs: list[Variable],
         written: list[Variable],
         result: Any,
     ) -> list[Variable]:
         """Count the results of an operation; return its new variables."""
         residency = self._residency
-        made = self.operands.made(result, inputs) if known.makes else []
-        if known.resizes:
-            self.operands.resized(known, args, kwargs, written, made)
+        made = self._made(result, inputs) if known.makes else []
+        if known.resizes:  # also storages that were empty
+            for variable in written:
+                if variable.died is None:
+                    residency.resized(variable)
+            values = [a for a, write in zip(args, known.writes, strict=False) if write]
+            values += [value for name, value in kwargs.items() if name in known.writes_named]
+            made += (v for v in self._made(values, written) if v not in made)
         if known.collective:
-            self.collectives.work_on(result, inputs)
+            self._pin(result, inputs)
         elif known.awaited:  # a functional collective is waited for
             for tensor in tensors_in(result):
                 torch.ops._c10d_functional.wait_tensor(tensor)
@@ -271,13 +280,24 @@ class Running:
                 f"more {known.name}",
                 f"{known.name} made more than could be foretold: for a moment there were {held} "
                 f"bytes of tensors, above the budget of {residency.budget_bytes}. Give a custom "
-                "operation its shapes (torch.library.register_fake), or lower the budget by the "
-                "difference",
+                "operation its shapes (torch.library.register_fake), or lower the budget",
             )
         return made
 
-    def _where(self, name: str) -> str:
-        return f"function {self._residency.clock - self._iterations.origin} ({name})"
+    def _made(self, result: Any, inputs: list[Variable]) -> list[Variable]:
+        """Return the variables that an operation has made."""
+        residency = self._residency
+        made: list[Variable] = []
+        for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
+            variable = residency.find(tensor, made=True)
+            if variable is None:
+                self._hold_components(tensor)
+            if variable is None or variable in inputs or variable in made:
+                continue
+            variable.used = residency.clock
+            if variable.since == residency.clock and variable.bound < 0:
+                made.append(variable)
+        return made
 
     def _act(
         self, actions: tuple[tuple[Kind, int], ...], keep: Iterable[Variable], name: str
@@ -303,8 +323,37 @@ class Running:
                     residency.arrive(variable)
                 variable.used = residency.clock
 
-    def run_beside(self, operation: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-        """Run an operation outside all plans: of another thread, or of higher order."""
+    def _pin(self, result: Any, inputs: list[Variable]) -> None:
+        """Keep the variables of a collective on the device until it is done."""
+        handles = [value for value in result if isinstance(value, torch.ScriptObject)]
+        works = [torch._C._distributed_c10d.Work.unbox(handle) for handle in handles]
+        for variable in inputs:
+            variable.pins += 1
+        self.collectives.append((works, inputs))
+        self._unpin()
+
+    def _unpin(self) -> None:
+        under_way = []
+        for works, variables in self.collectives:
+            done = all(work.is_completed() for work in works)
+            for variable in variables if done else ():
+                variable.pins -= 1
+            if not done:
+                under_way.append((works, variables))
+        self.collectives = under_way
+
+    def wait(self) -> bool:
+        """Give collectives some time to end; return whether any were running."""
+        if not self.collectives:
+            return False
+        time.sleep(0.002)
+        self._unpin()
+        return True
+
+    # ---- operations outside all plans
+
+    def run_beside(self, operation: Any, args: Arguments, kwargs: Named) -> Any:
+        """Run an operation of another thread, or of higher order, which calls functions."""
         known = signature(operation) if isinstance(operation, OpOverload) else None
         if known is None and in_compiled():
             raise NotImplementedError(
@@ -322,26 +371,36 @@ class Running:
             )
         try:
             if known is not None:
-                inputs, written = self.operands.of(known, args, kwargs)
+                inputs, written = self._operands(known, args, kwargs)
                 self._bring_in(None, name, inputs)
                 promised = self._result_bytes(operation, known, args, kwargs)
                 self._promise(name, inputs, written, *promised)
                 result = self._alone(operation._op, args, kwargs)
                 self._ended(known, args, kwargs, inputs, written, result)
                 return result
-            # It calls functions with unseen operations.
-            inputs = self.operands.held(args, kwargs)
+            inputs = self._held(args, kwargs)  # the operations of its functions are unseen
             self._bring_in(None, name, inputs)
             self._promise(name, inputs, inputs, 0, True)
             result = self._alone(operation, args, kwargs)
-            made, residency = self.operands.made(result, inputs), self._residency
+            made, residency = self._made(result, inputs), self._residency
             residency.peak_bytes = max(residency.peak_bytes, residency.used_bytes)
             residency.make_room(0, (*inputs, *made), lambda: name, strict=False)
             return result
         finally:
             self._lock.release()
 
-    def _alone(self, call: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
+    def _held(self, *arguments: Any) -> list[Variable]:
+        """Return the variables of all tensors in arguments, at any depth, modules included."""
+        tensors: list[torch.Tensor] = []
+        for leaf in tree_leaves(arguments):
+            if isinstance(leaf, nn.Module):
+                tensors += [*leaf.parameters(), *leaf.buffers()]
+            elif isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+        found = dict.fromkeys(map(self._residency.find, tensors))
+        return [variable for variable in found if variable is not None]
+
+    def _alone(self, call: Callable[..., Any], args: Arguments, kwargs: Named) -> Any:
         """Call while an accelerator does nothing else: each thread has its own current stream."""
         device = self._residency.device
         if not accelerator.is_accelerator(device):

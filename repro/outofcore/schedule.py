@@ -1,7 +1,7 @@
 """Swap schedules by a window of bytes that slides over the variable-sequence.
 
-Source: Hayakawa and Narihira, section 3 and figure 2; the algorithm is `Cycle.iteration`, and what
-enters and leaves the window is `_Window.entering` and `leaving`.
+Source: Hayakawa and Narihira, section 3 and figure 2. The algorithm is `Cycle.iteration`;
+`_Window.entering` and `leaving` say which variables enter and leave the window.
 
 Differs from the paper: the window counts a variable once, and takes it in only if all functions up
 to its use stay within the budget, so that no prefetch is withdrawn. A reserved swap-out is carried
@@ -9,23 +9,20 @@ out only if its memory is needed before the variable enters the window again. Va
 unchanged on the host are not copied. The iteration is planned as a cycle.
 """
 
-import gc
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from repro.outofcore.bounds import check_budget
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.sequence import Action, Kind, Trace
+from repro.outofcore.simulation import Rates, Times, Vector, check_budget
 
 WINDOW_SHARES = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.5)
 TIME_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 FUNCTIONS_AHEAD = (2, 4, 8, 16, 32, 64, 128, 256)
 Reach = list[int]  # for each function, the first function beyond its window
-_DEFAULT_SHARE = 1.5  # of the budget; variables without room wait outside the window in any case
 _PASSES = 6  # iterations after which a schedule that has not settled is forced to close
 
 
@@ -43,10 +40,7 @@ def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None)
         ValueError: The window is negative.
     """
     check_budget(trace, budget_bytes)
-    if window_bytes is None:
-        window_bytes = int(_DEFAULT_SHARE * budget_bytes)
-    if window_bytes < 0:
-        raise ValueError(f"window_bytes is {window_bytes}: give 0 or more, or None")
+    window_bytes = checked_window(window_bytes, budget_bytes)
     if trace.peak_bytes - trace.held_bytes <= budget_bytes:
         none: tuple[tuple[Action, ...], ...] = ((),) * len(trace.functions)
         sets = trace.alive_at_start, frozenset[str]()
@@ -54,82 +48,26 @@ def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None)
     return _schedule(trace, budget_bytes, window_bytes, None)
 
 
+def checked_window(window_bytes: int | None, budget_bytes: int) -> int:
+    """Return the bytes of a window, for None 1.5 times the budget: the authors' default."""
+    if window_bytes is not None and window_bytes < 0:
+        raise ValueError(f"window_bytes is {window_bytes}: give 0 or more, or None")
+    return int(1.5 * budget_bytes) if window_bytes is None else window_bytes
+
+
 def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None) -> SwapPlan:
-    # Planning makes no reference cycles; the collector would traverse a long trace repeatedly.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        given = trace, budget_bytes, window_bytes, reach
-        plan = _Window(*given).settled(_PASSES) or _Window(*given, closed=True).settled(3)
-        assert plan is not None  # a closed iteration begins with nothing on the device
-        return plan
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def tune_window(
-    trace: Trace,
-    budget_bytes: int,
-    compute_times: Sequence[float] | NDArray[np.float64],
-    bandwidth: float | tuple[float, float],
-    latency_s: float = 0.0,
-) -> SwapPlan:
-    """Return the plan of the window with the least simulated time.
-
-    Tried are windows of `WINDOW_SHARES` of the budget in bytes, as in the paper; and, since times
-    may be far from proportional to bytes, windows of `TIME_SHARES` of the computation in seconds
-    and of 2 to 256 functions. Arguments and errors are those of `plan_packed`.
-    """
-    times = np.asarray(compute_times, dtype=np.float64)
-    best = fastest(windows(trace, budget_bytes, times), times, bandwidth, latency_s)
-    assert best is not None  # WINDOW_SHARES is not empty
-    return best
-
-
-def fastest(
-    plans: Iterable[SwapPlan],
-    compute_times: NDArray[np.float64],
-    bandwidth: float | tuple[float, float],
-    latency_s: float,
-) -> SwapPlan | None:
-    """Return the plan with the least simulated time, among equals with the fewest bytes.
-
-    None without plans. A plan without a transfer cannot be beaten and ends the search.
-    """
-    best: tuple[tuple[float, int], SwapPlan] | None = None
-    for plan in plans:
-        result = plan.simulate(compute_times, bandwidth, latency_s)
-        score = (round(result.time_s, 9), result.bytes_moved)
-        if best is None or score < best[0]:
-            best = score, plan
-        if not result.bytes_moved:
-            break
-    return best[1] if best else None
-
-
-def windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iterator[SwapPlan]:
-    """Yield the plans from which `tune_window` takes the fastest."""
-    for share in WINDOW_SHARES:
-        yield plan_swaps(trace, budget_bytes, int(share * budget_bytes))
-    n, unlimited = len(trace.functions), sum(trace.sizes.values())
-    functions = np.arange(n)
-    reaches = [functions + 1 + count for count in FUNCTIONS_AHEAD]
-    starts = np.concatenate([[0.0], np.cumsum(np.tile(times, 2))])
-    for share in TIME_SHARES:  # functions that start within this time after the current one
-        until = starts[1 : n + 1] + share * times.sum()
-        reaches.append(np.searchsorted(starts[:-1], until, side="right"))
-    for reach in reaches:
-        yield _schedule(
-            trace, budget_bytes, unlimited, np.clip(reach, functions + 1, functions + n).tolist()
-        )
+    given = trace, budget_bytes, window_bytes, reach
+    plan = _Window(*given).settled(_PASSES) or _Window(*given, closed=True).settled(3)
+    assert plan is not None  # a closed iteration begins with nothing on the device
+    return plan
 
 
 class Cycle:
     """An endless sequence of iterations, with what is on the device and on the host.
 
-    A subclass decides what enters before a function and what leaves after it. A leaving variable is
-    only reserved to leave: it is copied and released when its memory is needed, oldest first.
+    `iteration` is the paper's algorithm. A subclass decides what enters before a function and what
+    leaves after it. A leaving variable is only reserved to leave: it is copied and released when
+    its memory is needed, oldest first.
 
     Variables are numbers here. A variable that does not persist has two instances, 2 v and 2 v + 1,
     in alternate iterations, since a window may hold its next birth while the earlier one is still
@@ -139,14 +77,6 @@ class Cycle:
     scheduler = "window"
     window: int | None = None
     closed = False  # empty the device after each iteration
-
-    def entering(self, a: int) -> Iterable[tuple[Kind, int]]:
-        """Return the variables to bring in before f_a, and how."""
-        raise NotImplementedError
-
-    def leaving(self, a: int) -> Iterable[int]:
-        """Return the uses at f_a, numbered across iterations, after which variables may leave."""
-        raise NotImplementedError
 
     def __init__(self, trace: Trace, budget_bytes: int) -> None:
         self.trace, self.budget = trace, budget_bytes
@@ -192,17 +122,8 @@ class Cycle:
         self.before: list[list[tuple[Kind, int]]] = [[] for _ in range(n)]
         self.after = self.before
 
-    def settled(self, iterations: int) -> SwapPlan | None:
-        """Return the plan of the iteration that starts as the one before; None without one."""
-        for _ in range(iterations):
-            start = self.state()
-            self.iteration()
-            if self.state() == start:
-                return self.plan(start)
-        return None
-
     def iteration(self) -> None:
-        """Plan one iteration (section 3, figure 2)."""
+        """Plan one iteration: steps (a) to (d) of section 3 and figure 2."""
         n = self.n
         self.before, self.after = [[] for _ in range(n)], [[] for _ in range(n)]
         self.carried: set[int] = set()  # the iteration before's swap-outs that are carried out
@@ -236,6 +157,23 @@ class Cycle:
         self.at = start + n
         while self.closed and self.queue:
             self.release_oldest(self.after[-1])
+
+    def entering(self, a: int) -> Iterable[tuple[Kind, int]]:
+        """Return the variables to bring in before f_a, and how."""
+        raise NotImplementedError
+
+    def leaving(self, a: int) -> Iterable[int]:
+        """Return the uses at f_a, numbered across iterations, after which variables may leave."""
+        raise NotImplementedError
+
+    def settled(self, iterations: int) -> SwapPlan | None:
+        """Return the plan of the iteration that starts as the one before; None without one."""
+        for _ in range(iterations):
+            start = self.state()
+            self.iteration()
+            if self.state() == start:
+                return self.plan(start)
+        return None
 
     def state(self) -> tuple[Any, ...]:
         """Return the state that determines the next iteration, counted from its start."""
@@ -395,3 +333,60 @@ class _Window(Cycle):
             if self.last_seen[x] == a:
                 self.window_used -= self.size[x]
                 yield passed + entry
+
+
+# ---- the choice of a window
+
+
+def tune_window(
+    trace: Trace, budget_bytes: int, compute_times: Times, bandwidth: Rates, latency_s: float = 0.0
+) -> SwapPlan:
+    """Return the plan of the window with the least simulated time.
+
+    Tried are windows of `WINDOW_SHARES` of the budget in bytes, as in the paper; and, since times
+    may be far from proportional to bytes, windows of `TIME_SHARES` of the computation in seconds
+    and of 2 to 256 functions. Arguments and errors are those of `plan_packed`.
+    """
+    plans = windows(trace, budget_bytes, np.asarray(compute_times, dtype=np.float64))
+    best = fastest(plans, compute_times, bandwidth, latency_s)
+    assert best is not None  # WINDOW_SHARES is not empty
+    return best
+
+
+def score(plan: SwapPlan, *costs: Any) -> tuple[float, int]:
+    """Return a plan's simulated seconds and its bytes; `costs` are those of `fastest`."""
+    result = plan.simulate(*costs)
+    return round(result.time_s, 9), result.bytes_moved
+
+
+def fastest(
+    plans: Iterable[SwapPlan], compute_times: Times, bandwidth: Rates, latency_s: float
+) -> SwapPlan | None:
+    """Return the plan with the least simulated time, among equals with the fewest bytes.
+
+    None without plans. A plan without a transfer cannot be beaten and ends the search.
+    """
+    best: tuple[tuple[float, int], SwapPlan] | None = None
+    for plan in plans:
+        scored = score(plan, compute_times, bandwidth, latency_s)
+        if best is None or scored < best[0]:
+            best = scored, plan
+        if not plan.bytes_moved:
+            break
+    return best[1] if best else None
+
+
+def windows(trace: Trace, budget_bytes: int, times: Vector) -> Iterator[SwapPlan]:
+    """Yield the plans from which `tune_window` takes the fastest."""
+    for share in WINDOW_SHARES:
+        yield plan_swaps(trace, budget_bytes, int(share * budget_bytes))
+    n, unlimited = len(trace.functions), sum(trace.sizes.values())
+    functions = np.arange(n)
+    reaches = [functions + 1 + count for count in FUNCTIONS_AHEAD]
+    starts = np.concatenate([[0.0], np.cumsum(np.tile(times, 2))])
+    for share in TIME_SHARES:  # functions that start within this time after the current one
+        until = starts[1 : n + 1] + share * times.sum()
+        reaches.append(np.searchsorted(starts[:-1], until, side="right"))
+    for reach in reaches:
+        clipped = np.clip(reach, functions + 1, functions + n).tolist()
+        yield _schedule(trace, budget_bytes, unlimited, clipped)

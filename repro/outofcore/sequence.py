@@ -53,11 +53,8 @@ class Function:
     outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for which in ("inputs", "outputs"):
-            given = getattr(self, which)
-            if isinstance(given, str):
-                raise TraceError(f"{which} of {self.name} is the text {given!r}: give a sequence")
-            object.__setattr__(self, which, tuple(dict.fromkeys(given)))  # each once, in order
+        for which in ("inputs", "outputs"):  # each variable once, in order
+            object.__setattr__(self, which, tuple(dict.fromkeys(getattr(self, which))))
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -104,11 +101,13 @@ class Trace:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "functions", tuple(self.functions))
-        if not self.functions:
+        n = len(self.functions)
+        if not n:
             raise TraceError("a trace needs at least one function: there is none")
-        for name in self.accesses:
-            if name not in self.sizes:
-                raise TraceError(f"the variable {name!r} has no size: add it to sizes, in bytes")
+        if missing := self.accesses.keys() - self.sizes.keys():
+            raise TraceError(
+                f"the variable {min(missing)!r} has no size: add it to sizes, in bytes"
+            )
         for name, size in self.sizes.items():
             if not is_whole(size, 0):
                 raise TraceError(f"the size of {name!r} is {size!r}: give whole bytes, 0 or more")
@@ -116,15 +115,11 @@ class Trace:
             if kind not in KINDS:
                 raise TraceError(f"{name!r} is a {kind!r}: choose one of {', '.join(KINDS)}")
         for name, death in self.deaths.items():
-            used = self.accesses.get(name)
-            if used is None:
+            if name not in self.accesses:
                 raise TraceError(f"{name!r} dies, but no function uses it")
-            last, limit = used[-1] + 1, used[0] + len(self.functions)
-            if not is_whole(death, last, limit):
-                raise TraceError(
-                    f"{name!r} dies before function {death!r}, but it is last used by function "
-                    f"{used[-1]} and comes anew in function {limit}: give {last} to {limit}"
-                )
+            first, last = self.accesses[name][0] + n, self.accesses[name][-1] + 1
+            if not is_whole(death, last, first):
+                raise TraceError(f"{name!r} dies before {death!r}: give {last} to {first}")
 
     @cached_property
     def accesses(self) -> dict[str, list[int]]:

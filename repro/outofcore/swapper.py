@@ -1,11 +1,13 @@
-"""Training within a byte budget: `OutOfCore`, a context around a user's training steps."""
+"""Training within a byte budget, `OutOfCore`, and the trace of an iteration, `record`."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
 from typing import Any, Literal, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -17,7 +19,6 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.outofcore import guards
-from repro.outofcore.bounds import BudgetTooSmall
 from repro.outofcore.guards import Uninterrupted, watch
 from repro.outofcore.host import (
     HostStore,
@@ -27,24 +28,26 @@ from repro.outofcore.host import (
     give_back_freed_memory,
 )
 from repro.outofcore.iterations import Iterations, Statistics
-from repro.outofcore.operands import classify, meet, parameters_of
 from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
-from repro.outofcore.residency import Residency
-from repro.outofcore.running import Running
+from repro.outofcore.residency import Residency, held_by, meet, parameters_of
+from repro.outofcore.running import UNLIMITED, Running
 from repro.outofcore.sequence import Trace
+from repro.outofcore.simulation import BudgetTooSmall
 
 _T = TypeVar("_T")
+Modules = nn.Module | Iterable[nn.Module]
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
 
 
-def _all_of(kind: type[_T], given: object, name: str, allowed: str) -> tuple[_T, ...]:
+def _all_of(kind: type[_T], given: object, name: str) -> tuple[_T, ...]:
     values = (given,) if isinstance(given, kind) else given
     if isinstance(values, Iterable) and not isinstance(values, str | type):
         values = tuple(values)
         if all(isinstance(value, kind) for value in values):
             return values
-    raise ValueError(f"{name} is {given!r:.200}: give {allowed}, one or some")
+    raise ValueError(f"{name} is {given!r:.200}: give one or some of {kind.__name__}")
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -111,37 +114,35 @@ class OutOfCore:
         swap_folder: str | Path | None = None,
         exclude: Iterable[torch.Tensor] = (),
         host_bytes: int | None = None,
-        model: nn.Module | Iterable[nn.Module] = (),
-        optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+        model: Modules = (),
+        optimizer: Optimizers = (),
         schedule: Name | Scheduler = "auto",
         link_bytes_per_s: float | None = None,
     ) -> None:
         self.device = _device(device)
         on_cpu, rate, folder = self.device.type == "cpu", link_bytes_per_s, swap_folder
-        for name, value, right, allowed in (
-            ("budget_bytes", budget_bytes, is_whole(budget_bytes, 1), "whole bytes above 0"),
+        is_path = isinstance(folder, str | os.PathLike) and folder != ""
+        for name, value, right in (
+            ("budget_bytes", budget_bytes, is_whole(budget_bytes, 1)),
             ("window_bytes", window_bytes,
-             window_bytes in (None, "auto") or is_whole(window_bytes, 0), 'bytes, None or "auto"'),
-            ("host_bytes", host_bytes, host_bytes is None or is_whole(host_bytes, 0),
-             "whole bytes, 0 or more, or None"),
-            ("swap_folder", folder,
-             folder is None or (on_cpu and folder != "" and isinstance(folder, str | os.PathLike)),
-             "a folder's path on a CPU, or None"),
+             window_bytes in (None, "auto") or is_whole(window_bytes, 0)),
+            ("host_bytes", host_bytes, host_bytes is None or is_whole(host_bytes, 0)),
+            ("swap_folder", folder, folder is None or (on_cpu and is_path)),
             ("link_bytes_per_s", rate,
-             rate is None or (on_cpu and isinstance(rate, int | float) and rate > 0),
-             "bytes/s above 0 on a CPU, or None"),
+             rate is None or (on_cpu and isinstance(rate, int | float) and rate > 0)),
         ):  # fmt: skip
             if not right:
-                raise ValueError(f"{name} is {value!r} on {self.device}: give {allowed}")
+                raise ValueError(f"{name} is {value!r} on {self.device}: give what OutOfCore lists")
         check_schedule(schedule)
         self.schedule, self.link_bytes_per_s = schedule, link_bytes_per_s
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
         self.host_bytes = host_bytes or 0
-        self.swap_folder = Path(swap_folder) if swap_folder is not None else None
-        self._excluded = _all_of(torch.Tensor, exclude, "exclude", "tensors")
-        self._models = _all_of(nn.Module, model, "model", "modules")
-        optimizers = torch.optim.Optimizer, optimizer, "optimizer", "torch optimizers"
-        self._optimizers = _all_of(*optimizers)
+        self.swap_folder = Path(folder) if folder is not None else None
+        self._excluded = _all_of(torch.Tensor, exclude, "exclude")
+        self._holders = (
+            *_all_of(nn.Module, model, "model"),
+            *_all_of(torch.optim.Optimizer, optimizer, "optimizer"),
+        )
         self._statistics = Statistics()
         self._iterations = Iterations(None, self._statistics)
         self._stack: ExitStack | None = None
@@ -198,7 +199,7 @@ class OutOfCore:
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
         running = Running(residency, self._iterations)
         self._follow, self._beside = running.follow, running.run_beside  # bound once, for speed
-        residency.wait = lambda: guard.pending is None and running.collectives.wait()
+        residency.wait = lambda: guard.pending is None and running.wait()
         guard.install()
         try:
             with guard, ExitStack() as stack:
@@ -223,12 +224,9 @@ class OutOfCore:
             if mode.owner is self:  # the block has ended, but this thread still sees it
                 raise RuntimeError("this thread was started within this block: make another one")
             if mode.owner.entered:
-                here = mode.owner._thread == get_ident()
                 raise RuntimeError(
-                    f"another OutOfCore block of {self.device} is entered "
-                    f"{'here' if here else 'in the thread that started this one'}, and sees what "
-                    "this one does: leave it first, train here without a block of its own, or "
-                    "start this thread before that block"
+                    f"another OutOfCore block of {self.device} is entered here or in the thread "
+                    "that started this one: leave it first, or train without a block of its own"
                 )
 
     def __exit__(self, *exception: object) -> None:
@@ -275,10 +273,6 @@ class OutOfCore:
         """Whether the block is entered."""
         return self._stack is not None
 
-    def _check_entered(self, name: str) -> None:
-        if self._stack is None:
-            raise RuntimeError(f"{name}() belongs inside the block: with OutOfCore(...) as ooc")
-
     def _count(self) -> None:
         residency, statistics = self._residency, self._statistics
         residency.peak_bytes = max(residency.peak_bytes, residency.used_bytes)
@@ -292,18 +286,18 @@ class OutOfCore:
     def _take_in(self) -> None:
         """Count the user's named modules and optimizers, within the budget."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            for holder in (*self._models, *self._optimizers):
+            for holder in self._holders:
                 meet(self._residency, holder)
             self._make_room()
 
     def _make_room(self) -> None:
         residency = self._residency
         residency.make_room(0, (), lambda: "what was there before", strict=False)
-        fixed = sum(v.nbytes for v in residency.variables() if v.fixed and v.kind)
-        if fixed:
+        locked = sum(v.nbytes for v in residency.variables() if v.locked and v.kind)
+        if locked:
             say_once(
-                "fixed",
-                f"{fixed} bytes of the model or its optimizer lie in memory that torch does not "
+                "locked",
+                f"{locked} bytes of the model or its optimizer lie in memory that torch does not "
                 "own alone (safetensors, mmap, numpy, other processes): they count and stay on the "
                 "device. To have them swapped, copy them before: p.data = p.data.clone()",
             )
@@ -325,7 +319,9 @@ class OutOfCore:
                 if not ours and not any(map(self._residency.look_up, parameters)):
                     return  # none of its parameters is managed
                 if self._iterations.log is not None:
-                    classify(self._residency, optimizer)
+                    for kind, value in held_by(optimizer):
+                        if (variable := self._residency.look_up(value)) is not None:
+                            variable.kind = kind
             if self._leader is None:
                 self._leader = optimizer
             if self._leader is optimizer:
@@ -333,7 +329,8 @@ class OutOfCore:
 
     def step(self) -> None:
         """End an iteration here; from now on optimizers no longer do."""
-        self._check_entered("step")
+        if self._stack is None:
+            raise RuntimeError("step() belongs inside the block: with OutOfCore(...) as block")
         self._leader = self
         with self._guard:
             self._end_iteration()
@@ -401,18 +398,6 @@ class OutOfCore:
             if not forked:
                 self._residency.bring(tensor, lock)
 
-    def unlock(self, tensor: torch.Tensor | None = None) -> None:
-        """Allow swapping again of a tensor, or all tensors, locked by a request for the address.
-
-        The address (from ``data_ptr``, ``numpy``, DLPack) must no longer be used, nor by work that
-        an accelerator has yet to do.
-        """
-        self._check_entered("unlock")
-        if tensor is not None and not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"unlock() was given {tensor!r:.200}: give a tensor, or None for all")
-        with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            self._residency.unlock(tensor)
-
     def hold_sizes(self, values: Iterable[object]) -> None:
         """Lock integer tensors in place, for C++ code that reads them as sizes."""
         for value in values if self._stack is not None and self.device.type == "cpu" else ():
@@ -421,15 +406,85 @@ class OutOfCore:
             if not value.dtype.is_floating_point:
                 self.bring(value, lock=True)
 
-    def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
+    def snapshot(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         """Return a copy of a tensor's storage on the host, for serialisers.
 
-        With `keep` it lives until the iteration ends or an operation writes to any tensor.
+        It lives until the iteration ends or an operation writes to any tensor.
         """
         with self._reading([tensor]) if self._stack is not None else nullcontext(True) as outside:
-            if outside:
-                return tensor.untyped_storage()
-            return self._residency.snapshot(tensor, keep)
+            return tensor.untyped_storage() if outside else self._residency.snapshot(tensor)
 
     def _mine(self) -> bool:
         return get_ident() == self._thread
+
+
+# ---- recording
+
+
+def record(
+    step: Callable[[], object],
+    warmup: int = 0,
+    device: str | torch.device | None = None,
+    model: Modules = (),
+    optimizer: Optimizers = (),
+    in_parts: bool = True,
+) -> Trace:
+    """Run one iteration and return it as a trace, at storage granularity.
+
+    With ``device="meta"`` nothing is computed and no memory is needed: make the model, its
+    optimizer and the inputs, and call this function, under torch's `FakeTensorMode`. The trace is
+    that of the same iteration on a CPU, provided that no step depends on values; gradients of views
+    that were changed in place may go through other copies.
+
+    Tensors that no operation uses are in the trace if a called module or a stepping optimizer has
+    them. Others, such as an average of the weights that is updated elsewhere, must be given by
+    `model` and `optimizer`.
+
+    Args:
+        step: One training iteration: forward, backward, optimizer.
+        warmup: Iterations to run before, so that an optimizer has its state, and the ends of
+            variables that an iteration leaves behind are known.
+        device: See `OutOfCore`, or ``"meta"``.
+        model: One or more modules held on the device, whether the step uses them or not.
+        optimizer: Likewise.
+        in_parts: Record operations on lists of tensors (`foreach` and fused optimizers) element by
+            element, as they run in a block with the smallest budget; otherwise whole.
+    """
+    if not callable(step):
+        raise ValueError(f"step is {step!r:.200}: give a function that runs one iteration")
+    if warmup < 0:
+        raise ValueError(f"warmup is {warmup}: give 0 or more iterations")
+    meta = device is not None and torch.device(device).type == "meta"
+    budget = UNLIMITED if in_parts else UNLIMITED - 1
+    block = OutOfCore(budget, device="cpu" if meta else device, model=model, optimizer=optimizer)
+    block.device = torch.device("meta") if meta else block.device
+    holders: WeakKeyDictionary[object, None] = WeakKeyDictionary()
+    trace: Trace | None = None
+    with ExitStack() as stack:
+        called = register_module_forward_pre_hook(lambda module, _: holders.setdefault(module))
+        stepped = register_optimizer_step_post_hook(lambda used, *_: holders.setdefault(used))
+        stack.callback(called.remove)
+        stack.callback(stepped.remove)
+        stack.enter_context(block)
+        block._iterations.planner = None  # it only records
+        block._leader = block
+        for _ in range(warmup + 1):
+            step()
+            block.step()
+        if recorded := block._iterations.recorded:
+            residency = block._residency
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                for holder in list(holders):
+                    meet(residency, holder)
+            used, trace = set(recorded.order), recorded.trace
+            # Modules' and optimizers' tensors that no operation uses.
+            held = [v for v in residency.variables() if v.kind and v not in used]
+            sizes = {f"held{n}": variable.nbytes for n, variable in enumerate(held)}
+            kinds = {f"held{n}": variable.kind for n, variable in enumerate(held)}
+            trace = replace(trace, sizes={**trace.sizes, **sizes}, kinds={**trace.kinds, **kinds})
+    if trace is None:  # no operation ran on this device
+        raise ValueError(
+            f"no operation ran in the step on the device {block.device}: it needs at least one; "
+            'under FakeTensorMode make all tensors, and give device="meta"'
+        )
+    return trace

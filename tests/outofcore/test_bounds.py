@@ -18,7 +18,7 @@ from repro.outofcore import (
     plan_packed,
     plan_swaps,
 )
-from repro.outofcore.bounds import bound
+from repro.outofcore.simulation import bound
 
 # A parameter that is needed first and last, and what only an away one leaves room for.
 UPDATED = (

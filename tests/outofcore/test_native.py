@@ -285,7 +285,7 @@ class TestErrors:
     def test_what_is_refused(self):
         for given, message in (
             (("posix", PAGE, None, PAGE + 1), rf"small_bytes is {PAGE + 1}.* one chunk"),
-            (("posix", PAGE, None, -1), "small_bytes is -1: give whole bytes 0 or more"),
+            (("posix", PAGE, None, -1), "small_bytes is -1: give whole bytes, 0 or more"),
             *((("posix", wrong), "chunk_bytes is") for wrong in (0, -1, 1.5, 2**63)),
             *((("posix", PAGE, wrong), "limit_bytes is") for wrong in (0, -1, 1.5, 2**63)),
             (("posix", PAGE, PAGE - 1), "less than one chunk"),

@@ -33,9 +33,8 @@ from repro.outofcore import (
     vdnn,
 )
 from repro.outofcore.allocator import ChunkedAllocator, replay
-from repro.outofcore.packing import packed_plans
 from repro.outofcore.plan import requests
-from repro.outofcore.planning import Name, Planner
+from repro.outofcore.planning import Name, Planner, packed_plans
 from repro.outofcore.recording import Recording
 
 OUT, RELEASE, IN = (Kind.SWAP_OUT, Kind.RELEASE, Kind.SWAP_IN)

@@ -28,8 +28,8 @@ from repro.outofcore.allocator import (
     OutOfMemory,
     replay,
 )
-from repro.outofcore.packing import packed_plans
 from repro.outofcore.plan import by_function, requests
+from repro.outofcore.planning import packed_plans
 
 _PAPER_LIMIT = 16 * 2**30
 _STEPS = 4  # of bisection, within a quarter
