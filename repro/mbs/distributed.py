@@ -102,14 +102,6 @@ class Processes:
         """Return the smallest of a number over the processes of a fully sharded model."""
         return -int(self.most(-number)[0]) if self.sharded else number
 
-    def check_whole(self) -> None:
-        """Refuse pieces with a fully sharded model."""
-        if self.sharded:
-            raise DistributedModelError(
-                "a fully sharded model computes in all processes together, which have to know how "
-                "many micro-batches there are; give the whole mini-batch, not an iterable"
-            )
-
     def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:
         """Average the gradients that the processes have accumulated separately.
 

@@ -64,7 +64,7 @@ def run_two_passes(
         targets = joined_targets([part[1] for part in plan.parts()], plan.bounds)
     with precision.forward():
         loss = loss_of(whole, to_device(targets, setting.device))
-    totals = Totals.over(plan.bounds)
+    totals = Totals(sizes=tuple(stop - start for start, stop in plan.bounds))
     totals.add(loss.detach(), 1.0)
     if not setting.processes.several:
         check_finite(totals)

@@ -8,8 +8,7 @@ import torch
 
 from repro.mbs.batches import Piece, Plan
 from repro.mbs.distributed import Processes, unequal_counts
-from repro.mbs.errors import UnsupportedLossError, named_errors
-from repro.measure.loss_parts import KnownLoss, known_loss
+from repro.measure.loss_parts import KnownLoss, UnsupportedLossError, known_loss
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class StreamResult:
         num_micro_batches: Micro-batches it was split into, N_Sμ.
         micro_batch_size: Size of the largest micro-batch; the others have the same size or one
             sample less (with the paper's normalisation the last has the rest).
-        retries: Number of retries of the mini-batch, or a piece of it, with a smaller size.
+        retries: Number of retries of the mini-batch with a smaller size.
     """
 
     loss: torch.Tensor
@@ -36,51 +35,25 @@ class StreamResult:
 
 @dataclass
 class Totals:
-    """Sums over the micro-batches so far; `loss` is weighted but not yet divided."""
+    """Sums over the micro-batches so far."""
 
-    loss: torch.Tensor | None = None
+    loss: Any = 0.0  # weighted, but not yet divided
     weight: float = 0.0
-    num_samples: int = 0
-    num_micro_batches: int = 0
-    micro_batch_size: int = 0
-    retries: int = 0
-
-    @classmethod
-    def over(cls, bounds: list[tuple[int, int]]) -> "Totals":
-        """Return initial sums for micro-batches with these sample ranges."""
-        return cls(
-            num_samples=bounds[-1][1],
-            num_micro_batches=len(bounds),
-            micro_batch_size=bounds[0][1] - bounds[0][0],
-        )
+    sizes: tuple[int, ...] = ()  # samples of each micro-batch
 
     def add(self, loss: torch.Tensor, weight: float) -> None:
         """Add a detached loss times its weight."""
         # A sum of half-precision losses by token counts would overflow.
         term = loss.to(torch.promote_types(loss.dtype, torch.float32)) * weight
-        self.loss = term if self.loss is None else self.loss + term
-        self.weight += weight
+        self.loss, self.weight = self.loss + term, self.weight + weight
 
-    def merge(self, part: "Totals") -> None:
-        """Add the totals of a piece."""
-        assert part.loss is not None
-        self.loss = part.loss if self.loss is None else self.loss + part.loss
-        self.weight += part.weight
-        self.num_samples += part.num_samples
-        self.num_micro_batches += part.num_micro_batches
-        # The first piece is full; the last may be smaller than a micro-batch.
-        self.micro_batch_size = self.micro_batch_size or part.micro_batch_size
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(self.loss + other.loss, self.weight + other.weight, self.sizes + other.sizes)
 
-    def result(self, divisor: float) -> StreamResult:
+    def result(self, divisor: float, retries: int) -> StreamResult:
         """Return the sums as the mini-batch's result."""
-        assert self.loss is not None
-        return StreamResult(
-            self.loss / divisor,
-            self.num_samples,
-            self.num_micro_batches,
-            self.micro_batch_size,
-            self.retries,
-        )
+        sizes = self.sizes
+        return StreamResult(self.loss / divisor, sum(sizes), len(sizes), sizes[0], retries)
 
 
 class Weighing:
@@ -102,8 +75,7 @@ class Weighing:
 
     def read(self, loss_fn: Callable[..., torch.Tensor]) -> bool:
         """Read the loss's current divisor; return whether the loss is another function."""
-        with named_errors():
-            known = known_loss(loss_fn)
+        known = known_loss(loss_fn)
         self.known = None if known is None or known.hooked else known
         self.normalization = self._given
         if self.known is not None and self.known.reduction == "sum" and not self._two_pass:

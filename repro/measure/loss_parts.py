@@ -1,10 +1,4 @@
-"""Whether the losses of a mini-batch's parts add up to the loss of the mini-batch.
-
-For torch's own losses `known_loss` reads the divisor. For any other, `evaluate` computes the loss
-of the whole and of each part, with its gradient by the model's outputs; `compare` gives the
-difference between the whole and the weighted sum of the parts. Values alone can agree by chance: if
-all outputs are zero, as often from a fresh last layer, the mean over any samples is the same.
-"""
+"""The divisors of torch's own losses, and comparisons of a loss with the losses of its parts."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import _reduction
 from torch.nn.modules import loss as losses
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from repro.measure.batches import leaves_of, map_leaves, replaced, to_device
+from repro.measure.batches import BatchError, leaves_of, replaced
 from repro.measure.precision import rounds_to_tf32
 
 HALF = (torch.float16, torch.bfloat16)
@@ -33,11 +26,15 @@ _TF32 = 1e-2
 _NARROW = _TOLERANCE | {torch.float64: 1e-8, torch.float32: 2e-4}
 
 
-class LossCheckError(ValueError):
+class LossCheckError(BatchError):
     """The losses of a mini-batch's parts do not add up to the mini-batch's loss."""
 
 
-class LossShapeError(ValueError):
+class MixedSamplesError(BatchError):
+    """The model's outputs for a sample depend on the other samples of its part."""
+
+
+class LossShapeError(BatchError):
     """The loss is not a scalar tensor."""
 
 
@@ -45,11 +42,9 @@ class LossReductionError(LossShapeError):
     """The loss's reduction gives no scalar."""
 
 
-class UnsupportedLossError(ValueError):
+class UnsupportedLossError(BatchError):
     """The loss needs the mini-batch as a whole."""
 
-
-# torch's own losses
 
 # Means over samples, or over elements, of which all samples have the same number.
 _SAMPLE_MEANS: tuple[Any, ...] = (
@@ -188,7 +183,7 @@ def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     return (base if inherited and "forward" not in vars(loss_fn) else None), options, hooked
 
 
-# Any other loss
+# A loss and its gradient by the outputs
 
 
 @dataclass(frozen=True)
@@ -196,47 +191,37 @@ class Evaluated:
     """A loss, and its gradient by the model's outputs."""
 
     loss: Tensor  # (), float64, without a graph
-    gradients: list[Tensor]  # by each output with samples; zeros for an unused output
+    gradients: list[Tensor]  # by each output with dimensions; zeros for an unused output
     size: float  # of the largest output; rounding is relative to it if terms of the loss cancel
-    # The loss depends on no output, or on one without samples, such as a loss in the model.
+    # The loss depends on no output, or on one without dimensions, such as a loss in the model.
     inside: bool
 
 
-def evaluate(
-    loss_of: Callable[[Any], Tensor],
-    outputs: Any,
-    *,
-    samples: int | None = None,
-    wide: bool = False,
-) -> Evaluated:
+def evaluate(loss_of: Callable[[Any], Tensor], outputs: Any, *, wide: bool = False) -> Evaluated:
     """Compute a loss of outputs without a graph, and its gradient by the outputs.
 
-    Args:
-        loss_of: The loss; receives copies of the outputs, which it may change in place.
-        outputs: The model's outputs, on the device.
-        samples: Outputs of this length have samples; None for all outputs with dimensions.
-        wide: Whether outputs of half precision become float32.
+    `loss_of` receives copies of the outputs, which it may change in place; with `wide` outputs of
+    half precision become float32.
     """
     with torch.enable_grad():
         leaves = leaves_of(outputs)
         for position, leaf in enumerate(leaves):
-            if is_float(leaf):
+            if _is_float(leaf):
                 leaf = leaf.detach().float() if wide and leaf.dtype in HALF else leaf.detach()
                 leaves[position] = leaf.requires_grad_()
-        copies = [leaf.clone() if is_float(leaf) else leaf for leaf in leaves]
+        copies = [leaf.clone() if _is_float(leaf) else leaf for leaf in leaves]
         loss = loss_of(replaced(outputs, copies))
-        wanted = [leaf for leaf in leaves if is_float(leaf)]
-        return differentiated(loss, wanted, samples)
+        return differentiated(loss, [leaf for leaf in leaves if _is_float(leaf)])
 
 
-def differentiated(loss: Tensor, wanted: list[Tensor], samples: int | None = None) -> Evaluated:
-    """Differentiate a loss by outputs in its graph; see `evaluate`."""
+def differentiated(loss: Tensor, wanted: list[Tensor]) -> Evaluated:
+    """Differentiate a loss by outputs in its graph."""
     gradients: Sequence[Tensor | None] = [None] * len(wanted)
     if loss.requires_grad and wanted:
         gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
     inside, found, size = not loss.requires_grad, [], 0.0
     for leaf, gradient in zip(wanted, gradients, strict=True):
-        if leaf.dim() == 0 or samples not in (None, len(leaf)):
+        if leaf.dim() == 0:
             inside |= gradient is not None
             continue
         found.append(torch.zeros_like(leaf) if gradient is None else gradient)
@@ -301,60 +286,33 @@ def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None
 
 
 def tolerance(
-    kinds: Iterable[torch.dtype | None],
+    kinds: Iterable[torch.dtype],
     device: torch.device,
     *,
     narrow: bool = False,
     multiplied_by: Sequence[Any] = ("matmul", "conv"),
 ) -> float:
-    """Largest relative difference that rounding may cause.
+    """Largest relative difference that rounding may cause to numbers of these dtypes on a device.
 
-    Args:
-        kinds: The dtypes that take part.
-        device: The device of the computation.
-        narrow: Whether losses of the very same outputs are compared.
-        multiplied_by: Kinds of operators for which CUDA may round to TF32.
+    `narrow`: whether losses of the very same outputs are compared; `multiplied_by`: kinds of
+    operators for which CUDA may round to TF32.
     """
     table = _NARROW if narrow else _TOLERANCE
-    worst = max((table.get(kind, 0.0) for kind in kinds if kind is not None), default=0.0)
+    worst = max((table.get(kind, 0.0) for kind in kinds), default=0.0)
     tf32 = device.type == "cuda" and any(map(rounds_to_tf32, multiplied_by))
     return max(worst or table[torch.float32], _TF32 if tf32 else 0.0)
-
-
-def kinds_of(model: nn.Module, tensors: Iterable[Tensor], device: torch.device) -> set[torch.dtype]:
-    """Dtypes of tensors, of a model's parameters and of the surrounding autocast."""
-    kinds = {tensor.dtype for tensor in (*tensors, *model.parameters())}
-    if torch.is_autocast_enabled(device.type):
-        kinds.add(torch.get_autocast_dtype(device.type))
-    return kinds
-
-
-def normalises_by_batch(modules: Iterable[nn.Module]) -> bool:
-    """Whether a layer without running statistics mixes samples in evaluation mode, too."""
-    return any(isinstance(m, _BatchNorm) and m.running_mean is None for m in modules)
 
 
 # Structures of outputs
 
 
-def is_float(leaf: Any) -> bool:
-    """Whether something is a tensor of floating-point numbers."""
+def _is_float(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def floats(tree: Any) -> list[Tensor]:
     """A structure's floating-point tensors with dimensions."""
-    return [leaf for leaf in leaves_of(tree) if is_float(leaf) and leaf.dim() > 0]
-
-
-def fresh(tree: Any, device: torch.device) -> Any:
-    """A structure with copies of its tensors on a device, which may be changed in place."""
-
-    def copied(leaf: Any) -> Any:
-        moved = to_device(leaf, device)
-        return moved.clone() if moved is leaf and isinstance(leaf, Tensor) else moved
-
-    return map_leaves(copied, tree)
+    return [leaf for leaf in leaves_of(tree) if _is_float(leaf) and leaf.dim() > 0]
 
 
 def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
