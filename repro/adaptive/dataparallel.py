@@ -19,7 +19,7 @@ from repro.adaptive.agreement import MAKING, broadcast, check_alike, described, 
 from repro.adaptive.allreduce import Allreduce
 from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
 from repro.adaptive.controller import check_number, check_whole
-from repro.adaptive.loss_check import Checks, LossCheck, connected, parts_of, weighted
+from repro.adaptive.loss_check import Checks, Choice, connected, parts_of, weighted
 from repro.adaptive.model_guards import ModelGuard, check_initialized, check_layers
 from repro.adaptive.optimizers import (
     check_hooks,
@@ -89,9 +89,9 @@ class DataParallel:
             `repro.measure.batches.read_batch`.
         check: ``"first"`` compares the loss of a few samples of the first mini-batch with the loss
             of their parts, calling the model in evaluation mode before the step; for losses other
-            than torch's again when a mini-batch has new values, such as padding (on an accelerator
-            one step later). It also warns of a model that compares samples, or changes buffers
-            outside BatchNorm. ``"off"`` checks nothing.
+            than torch's again when a mini-batch has new values, such as padding. It also warns of a
+            model that compares samples, or changes buffers outside BatchNorm. ``"off"`` checks
+            nothing.
 
     Attributes:
         rank: This process, from 0.
@@ -121,7 +121,7 @@ class DataParallel:
         scaler: torch.amp.GradScaler | None = None,
         clip_grad_norm: float | None = None,
         shared: Sequence[Any] = (),
-        check: LossCheck = "first",
+        check: Choice = "first",
     ) -> None:
         if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
             raise ValueError(
@@ -130,7 +130,7 @@ class DataParallel:
             )
         for name, choice, allowed in (
             ("averaging", averaging, METHODS),
-            ("check", check, get_args(LossCheck)),
+            ("check", check, get_args(Choice)),
         ):
             if choice not in allowed:
                 raise ValueError(f"{name} is {choice!r}; choose {', '.join(allowed)}")
@@ -274,13 +274,12 @@ class DataParallel:
 
     def _check_loss(self, batch: Batch, weights: Any) -> None:
         """Compare the loss with its parts', if due; all processes refuse it, or none."""
-        due = self._checks and self._checks.due(self.loss_fn, batch, weights)
-        if not self._checks or not due:
+        if self._checks is None or not self._checks.due(self.loss_fn, batch):
             return
         self.finish()
         error: Exception | None = None
         try:
-            self._checks.make(self.loss_fn, *due)
+            self._checks.make(self.loss_fn, batch, weights)
         except Exception as own:
             error = own
         texts = ["" if error is None else str(error) or repr(error)]

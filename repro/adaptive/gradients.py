@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.adaptive.controller import DivergedError, check_number
-from repro.adaptive.loss_check import NotComparableError, check_loss_adds_up, is_torchs, weighted
+from repro.adaptive.loss_check import NOT_CHECKED, few, is_torchs, loss_check, weighted
 from repro.adaptive.model_guards import check_initialized
 from repro.measure.batches import Batch, call_model, read_batch, to_device
 from repro.measure.loss_parts import LossCheckError, known_loss
@@ -225,7 +225,7 @@ def full_cost(
     check_initialized(model)
     device, known = _device(model), known_loss(loss_fn)
     summed = known is not None and known.reduction == "sum"
-    number, novelty, to_check = 0, Novelty[Batch](), list[Batch]()
+    number, novelty, to_check = 0, Novelty(), list[Batch]()
     with _untouched(model, loss_fn, seed):
         total = torch.zeros((), dtype=torch.float64, device=device)
         divisor: float | Tensor = 0.0
@@ -240,8 +240,8 @@ def full_cost(
             divisor = 1.0 if summed else divisor + part
             if not is_torchs(loss_fn):
                 batch = read_batch(inputs, targets)
-                if (new := novelty.newest(batch, batch)) is not None:
-                    to_check.append(new)
+                if novelty.in_batch(batch):
+                    to_check.append(batch)
         for batch in to_check if number > 1 else ():
             _check_mean(model, loss_fn, batch, device)
         cost = float(total) / float(divisor) if float(divisor) > 0 else math.nan
@@ -264,11 +264,12 @@ def _check_mean(
     model: nn.Module, loss_fn: LossFunction, batch: Batch, device: torch.device
 ) -> None:
     """Refuse a loss that is no mean over samples."""
+    if batch.num_samples < 2:
+        return
     try:
-        check_loss_adds_up(model, loss_fn, batch, None, device, (True,))
-    except NotComparableError as error:
-        text = f"full_cost: {error}; where it is no mean over samples add up the cost yourself"
-        warnings.warn(text, UserWarning, stacklevel=4)
+        if not loss_check(model, loss_fn, device).loss_adds_up(few(loss_fn, batch)):
+            text = f"full_cost: {NOT_CHECKED}; where it is no mean over samples add up the cost"
+            warnings.warn(f"{text} yourself", UserWarning, stacklevel=4)
     except LossCheckError as error:
         raise LossCheckError(
             f"full_cost adds up mini-batches by their samples: {error}; or add up the cost yourself"
