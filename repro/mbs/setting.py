@@ -9,7 +9,7 @@ from torch import nn
 
 from repro.mbs.distributed import Processes
 from repro.mbs.staging import Stager
-from repro.mbs.transaction import Ledger, Randomness
+from repro.mbs.transaction import Ledger
 from repro.mbs.weighing import Weighing
 
 
@@ -59,7 +59,6 @@ class Setting:
     module: nn.Module  # without its `DistributedDataParallel` wrapper
     device: torch.device
     precision: Precision
-    randomness: Randomness
     stager: Stager
     processes: Processes
     ledger: Ledger

@@ -19,11 +19,12 @@ from repro.mbs.oom_retry import Retries
 from repro.mbs.setting import Precision, Setting
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span, Stager
-from repro.mbs.transaction import Ledger, Randomness
+from repro.mbs.transaction import Ledger
 from repro.mbs.two_pass import run_two_passes
 from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import EmptyBatchError, SplitFunction, call_model
 from repro.measure.checks import is_whole
+from repro.measure.untouched import generator_state, random_numbers
 
 
 class MicroBatchStreamer:
@@ -139,10 +140,17 @@ class MicroBatchStreamer:
         self._precision = Precision(device, autocast, scaler)
         self._stager = Stager(device, prefetch, trace)
         self._processes = processes = Processes(model, device)
-        randomness = Randomness(device, generators)
-        self._ledger = Ledger(randomness, processes.gradients_are_views, processes.sharded)
+        kept = [generators] if generator_state(generators) else list(generators)
+        for generator in kept:
+            if not generator_state(generator):
+                raise ValueError(
+                    f"generators holds {type(generator).__name__}; known are torch.Generator, "
+                    f"numpy.random.Generator, numpy.random.RandomState and random.Random"
+                )
+        random_state = partial(random_numbers, [device], kept)
+        self._ledger = Ledger(random_state, processes.gradients_are_views, processes.sharded)
         self._setting = setting = Setting(
-            *(processes.module, device, self._precision, randomness, self._stager),
+            *(processes.module, device, self._precision, self._stager),
             *(processes, self._ledger, self._weighing),
         )
         given = setting, self._modules, self._call_loss
