@@ -19,7 +19,7 @@ from repro.adaptive.agreement import MAKING, broadcast, check_alike, described, 
 from repro.adaptive.allreduce import Allreduce
 from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
 from repro.adaptive.controller import check_number, check_whole
-from repro.adaptive.loss_check import Checks, Choice, connected, parts_of, weighted
+from repro.adaptive.loss_check import Checks, Choice, parts_of, weighted
 from repro.adaptive.model_guards import ModelGuard, check_initialized, check_layers
 from repro.adaptive.optimizers import (
     check_hooks,
@@ -31,7 +31,7 @@ from repro.adaptive.optimizers import (
 from repro.adaptive.processes import PeerError, share, with_peers
 from repro.measure import accelerator
 from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
-from repro.measure.loss_parts import LossCheckError
+from repro.measure.loss_parts import LossCheckError, connected
 from repro.measure.untouched import stored
 
 LossFunction = Callable[..., Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
-from repro.measure.batches import Batch, leaves_of
+from repro.measure.batches import Batch
 from repro.measure.loss_check import LossCheck, Sample
 from repro.measure.loss_parts import MixedSamplesError, known_loss
 from repro.measure.telling import Novelty, one_of_each, telling_samples
@@ -81,17 +81,6 @@ def weighted(loss: Tensor, part: float | Tensor) -> Tensor:
         part = part.to(loss.device)
         loss = torch.where(part > 0, loss, torch.zeros_like(loss))
     return loss * part
-
-
-def connected(loss: Tensor, outputs: Any) -> Tensor:
-    """Return a loss with a graph, even if it is constant, as without a positive sample."""
-    if loss.requires_grad:
-        return loss
-    for leaf in leaves_of(outputs):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            # Not times 0, since infinity times 0 is NaN.
-            loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
-    return loss
 
 
 def is_torchs(loss_fn: Callable[..., Any]) -> bool:

@@ -50,17 +50,12 @@ class Piece:
     split: SplitFunction | None = None  # makes micro-batches of at most a given size
 
     def plan(
-        self,
-        micro_batch_size: int,
-        as_in_paper: bool = False,
-        loss: KnownLoss | None = None,
-        fewest: int = 1,
+        self, micro_batch_size: int, as_in_paper: bool = False, loss: KnownLoss | None = None
     ) -> Plan:
         """Cut into micro-batches of at most this size, with their weights in the loss.
 
-        Sizes differ by at most one sample, and there are `fewest` micro-batches or more;
-        `as_in_paper` all but the last have the full size. Without weights those of a known `loss`
-        are used.
+        Sizes differ by at most one sample; `as_in_paper` all but the last have the full size.
+        Without weights those of a known `loss` are used.
 
         Raises:
             MicroBatchError: The weights fit neither the samples nor the micro-batches, or `split`
@@ -68,7 +63,7 @@ class Piece:
         """
         if self.batch is not None:
             batch, size = self.batch, micro_batch_size
-            ranges = bounds(self.num_samples, size, fewest)
+            ranges = bounds(self.num_samples, size)
             if as_in_paper:
                 ranges = list(
                     itertools.pairwise([*range(0, self.num_samples, size), self.num_samples])
@@ -218,14 +213,6 @@ def own_memory(outputs: Any, inputs: Any) -> Any:
         return leaf.clone() if strided and any(same_memory(leaf, one) for one in given) else leaf
 
     return map_leaves(unshared, outputs)
-
-
-def zero_of(outputs: Any) -> torch.Tensor:
-    """Return a zero that depends on the outputs, so that a backward pass reaches the model."""
-    leaves = [leaf for leaf in leaves_of(outputs) if getattr(leaf, "requires_grad", False)]
-    if not leaves:
-        return torch.zeros(())
-    return torch.stack([leaf.nan_to_num(0.0, 0.0, 0.0).sum() * 0.0 for leaf in leaves]).sum()
 
 
 def uncounted_copy(micro_batch: Any, device: torch.device) -> Any:

@@ -12,18 +12,15 @@ from repro.mbs.errors import DistributedModelError
 
 
 class Processes:
-    """The processes of a distributed model; this process alone for any other model.
+    """The processes of a `DistributedDataParallel` model; this process alone for any other model.
 
-    Under `DistributedDataParallel` each process accumulates the gradient of its own samples without
-    the wrapper, which averages gradients once, at the end of the mini-batch. Fully sharded models
-    (`FullyShardedDataParallel`, `fully_shard`) exchange parameters and gradients with every
-    micro-batch, so that all processes need the same number of micro-batches. All processes call the
-    methods, which exchange a few numbers, in the same order.
+    Each process accumulates the gradient of its own samples without the wrapper, which averages
+    gradients once, at the end of the mini-batch. All processes call the methods, which exchange a
+    few numbers, in the same order.
 
     Attributes:
-        module: The model to call, without its `DistributedDataParallel` wrapper.
-        replicated: Whether the model is a `DistributedDataParallel` model.
-        sharded: Whether the model is fully sharded.
+        module: The model to call, without its wrapper.
+        several: Whether the model is a `DistributedDataParallel` model.
         gradients_are_views: Whether the backward pass writes the gradients' memory.
 
     Raises:
@@ -32,10 +29,13 @@ class Processes:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model, self.module, self._device = model, model, device
-        self.replicated = isinstance(model, DistributedDataParallel)
-        self.sharded = _is_sharded(model)
-        self.several = self.replicated or self.sharded
+        self.several = isinstance(model, DistributedDataParallel)
         self._group: dist.ProcessGroup | None = None
+        if _is_sharded(model):
+            raise DistributedModelError(
+                "a fully sharded model exchanges parameters and gradients with every micro-batch; "
+                "wrap the model in DistributedDataParallel instead"
+            )
         if isinstance(model, DistributedDataParallel):
             self.module, self._group = model.module, model.process_group
             if model.static_graph:
@@ -49,8 +49,6 @@ class Processes:
                     "DistributedDataParallel(mixed_precision=) casts in the wrapper, without which "
                     "micro-batches are computed; give autocast= to MicroBatchStreamer instead"
                 )
-        elif self.sharded:
-            self._group = _group_of(model)
         else:
             _warn_if_alone(model)
         self.gradients_are_views = bool(getattr(model, "gradient_as_bucket_view", False))
@@ -67,22 +65,9 @@ class Processes:
 
     def most(self, *numbers: float) -> list[float]:
         """Return each number's maximum over the processes; waits for them."""
-        if not self.several:
-            return list(numbers)
         values = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group)
         return values.tolist()
-
-    def agreed_count(self, count: int, room: int) -> int:
-        """Return every process's number of micro-batches; this one can make at most `room`.
-
-        Raises:
-            DistributedModelError: A process cannot make as many as another needs.
-        """
-        most, negative = self.most(count, -room)
-        if most > -negative:
-            raise unequal_counts(int(-negative), int(most))
-        return int(most)
 
     def agreed_size(self, size: int, num_samples: int, problem: Exception | None) -> int:
         """Return the smallest size of all processes that must divide their samples.
@@ -97,10 +82,6 @@ class Processes:
         if failed:
             raise problem or error_of_a_peer(False)
         return int(min(-negative, most))
-
-    def least(self, number: int) -> int:
-        """Return the smallest of a number over the processes of a fully sharded model."""
-        return -int(self.most(-number)[0]) if self.sharded else number
 
     def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:
         """Average the gradients that the processes have accumulated separately.
@@ -137,14 +118,6 @@ class _Zero(nn.Module):
         return torch.stack([parameter.sum().float() * 0 for parameter in self._touched]).sum()
 
 
-def unequal_counts(room: int, wanted: int) -> Exception:
-    """Return the error for processes that cannot make equally many micro-batches."""
-    return DistributedModelError(
-        f"a process can make {room} micro-batches of its samples, another has {wanted}; a "
-        f"fully sharded model computes as many in each: give each process as many samples"
-    )
-
-
 def error_of_a_peer(memory: bool) -> Exception:
     """Return the error to raise for another process's: out of memory (`memory`), or any other."""
     if memory:
@@ -157,22 +130,6 @@ def _is_sharded(model: nn.Module) -> bool:
         return False
     names = {kind.__name__ for m in model.modules() for kind in type(m).__mro__}
     return not {"FSDPModule", "FullyShardedDataParallel"}.isdisjoint(names)
-
-
-def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
-    """Return the group over which gradients are averaged, None for all processes.
-
-    Raises:
-        DistributedModelError: The processes form a mesh of more than one dimension.
-    """
-    meshes = {p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}
-    if any(mesh.ndim > 1 for mesh in meshes) or len(meshes) > 1:
-        raise DistributedModelError(
-            "the model's parameters are spread over a mesh of more than one dimension (hybrid "
-            "sharding or tensor parallelism), whose gradient average is not known here; shard it "
-            "over one, or use DistributedDataParallel"
-        )
-    return next(iter(meshes)).get_group() if meshes else getattr(model, "process_group", None)
 
 
 def _warn_if_alone(model: nn.Module) -> None:

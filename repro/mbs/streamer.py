@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from repro.mbs import errors
-from repro.mbs.batches import Piece, Plan, Reader, zero_of
+from repro.mbs.batches import Piece, Plan, Reader
 from repro.mbs.batchnorm import DeferredBatchNorm
 from repro.mbs.checking import Verification
 from repro.mbs.distributed import Processes
@@ -24,6 +24,7 @@ from repro.mbs.two_pass import run_two_passes
 from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import EmptyBatchError, SplitFunction, call_model
 from repro.measure.checks import is_whole
+from repro.measure.loss_parts import connected
 from repro.measure.untouched import generator_state, random_numbers
 
 
@@ -56,9 +57,7 @@ class MicroBatchStreamer:
         model: The model, on `device` already. It is called with the inputs: a tuple or list as
             positional arguments, a dictionary as keyword arguments, anything else as one argument.
             Of a `DistributedDataParallel` model gradients are averaged once per mini-batch, as the
-            mean over all processes' samples (weights), with `two_pass` over their losses. A fully
-            sharded model (FSDP) takes equally many micro-batches in each process; where one runs
-            out of memory nothing is tried again.
+            mean over all processes' samples (weights), with `two_pass` over their losses.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` if targets are
             None; returns a scalar. The divisor of torch's own losses is known, a sum is summed. Any
             other loss is treated as the mean over its micro-batch's samples (or by `weights`),
@@ -148,7 +147,7 @@ class MicroBatchStreamer:
                     f"numpy.random.Generator, numpy.random.RandomState and random.Random"
                 )
         random_state = partial(random_numbers, [device], kept)
-        self._ledger = Ledger(random_state, processes.gradients_are_views, processes.sharded)
+        self._ledger = Ledger(random_state, processes.gradients_are_views)
         self._setting = setting = Setting(
             *(processes.module, device, self._precision, self._stager),
             *(processes, self._ledger, self._weighing),
@@ -221,12 +220,12 @@ class MicroBatchStreamer:
         piece = self._reader.read(inputs, targets, weights) if pieces is None else None
         self._run_lazy_layers(piece)
         self._ledger.begin(self._modules)
-        self._hooks = DeferredHooks([] if self._processes.sharded else self._ledger.parameters)
+        self._hooks = DeferredHooks(self._ledger.parameters)
         self._connected = False
         with self._hooks:
             if piece is not None:
-                run, together = partial(self._run_whole, piece), self._processes.replicated
-                totals, touched = self._retries.run(piece, run, self._roots(), together)
+                run = partial(self._run_whole, piece)
+                totals, touched = self._retries.run(piece, run, self._roots())
             elif pieces is not None:
                 totals, touched = self._run_pieces(pieces)
         self._ledger.begin([])  # holds no tensor of this mini-batch
@@ -243,10 +242,10 @@ class MicroBatchStreamer:
                 f"{normalization!r}, two_pass {self._two_pass} (a two-pass loss sees the whole "
                 f"mini-batch: weigh its samples there)"
             )
-        if in_pieces and (self._two_pass or self._size is None or self._processes.sharded):
+        if in_pieces and (self._two_pass or self._size is None):
             raise errors.MicroBatchError(
-                "a mini-batch in pieces needs a whole number as micro_batch_size, a single pass "
-                "and a model that is not fully sharded; give the whole mini-batch, not an iterator"
+                "a mini-batch in pieces needs a whole number as micro_batch_size and a single "
+                "pass; give the whole mini-batch, not an iterator"
             )
 
     def _accumulate(self, plan: Plan, divisor: float | torch.Tensor) -> Totals:
@@ -284,14 +283,11 @@ class MicroBatchStreamer:
         (inputs, targets), weight = micro_batch, plan.weights[index]
         with self._precision.forward(), errors.explained(plan.bounds[index], plan.bounds[-1][1]):
             outputs = call_model(self._processes.module, inputs)
-            # A sharded model computes in all processes, also in one without weight.
-            if weight == 0 and not self._processes.sharded:
+            if weight == 0:
                 return None
             loss = self._loss(outputs, targets)
             self._look_for_state()
-            if not loss.requires_grad:
-                loss = loss + zero_of(outputs)  # a constant loss: no sample has weight
-        return loss.nan_to_num() * 0 if weight == 0 else loss
+        return connected(loss, outputs)
 
     def _roots(self) -> list[nn.Module]:
         return [self.model, *modules_in(self.loss_fn)]
@@ -328,12 +324,6 @@ class MicroBatchStreamer:
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
         self._verification.verify(piece, size)
         plan = self._weighing.plan(piece, size)
-        if self._processes.sharded:  # all processes take equally many micro-batches
-            count = len(plan.bounds)
-            # The number is fixed if the caller makes the micro-batches.
-            free = self._weighing.normalization != "paper" and piece.batch is not None
-            agreed = self._processes.agreed_count(count, piece.num_samples if free else count)
-            plan = self._weighing.plan(piece, size, fewest=agreed)
         self._state_due = len(plan.bounds) > 1
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
@@ -373,7 +363,7 @@ class MicroBatchStreamer:
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
         """End a mini-batch: average gradients over processes, and refuse unusable losses."""
         self._hooks.on_gradients()  # which see gradients before averaging
-        if self._processes.replicated:
+        if self._processes.several:
             self._processes.synchronize(self._ledger.parameters)
         self._check_finite(totals)
         if not self._connected and totals.weight > 0:

@@ -20,10 +20,13 @@ HALF = (torch.float16, torch.bfloat16)
 # Allowed relative difference between two computations of one number. Rounding differs by a few eps
 # (the parts have other shapes, and so other kernels), amplified by the model's depth; the faults
 # that the check looks for change the first or second digit.
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_TOLERANCE = {
+    torch.float64: 1e-6, torch.float32: 1e-3, torch.complex64: 1e-3, torch.float16: 2e-2,
+    torch.bfloat16: 5e-2,
+}  # fmt: skip
 _TF32 = 1e-2
 # For losses of the very same outputs, or for values alone, which are sums of many terms.
-_NARROW = _TOLERANCE | {torch.float64: 1e-8, torch.float32: 2e-4}
+_NARROW = _TOLERANCE | {torch.float64: 1e-8, torch.float32: 2e-4, torch.complex64: 2e-4}
 
 
 class LossCheckError(BatchError):
@@ -181,6 +184,17 @@ def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     options = {n: v for n in _OPTIONS if (v := getattr(loss_fn, n, None)) is not None}
     hooked = bool(loss_fn._forward_hooks or loss_fn._forward_pre_hooks)
     return (base if inherited and "forward" not in vars(loss_fn) else None), options, hooked
+
+
+def connected(loss: Tensor, outputs: Any) -> Tensor:
+    """A loss with a graph, even if it is constant, as without a positive sample."""
+    if loss.requires_grad:
+        return loss
+    for leaf in leaves_of(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            # Not times 0, since infinity times 0 is NaN.
+            loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
+    return loss
 
 
 # A loss and its gradient by the outputs
