@@ -131,17 +131,14 @@ class LossCheck:
         Raises:
             LossCheckError: The losses do not add up.
         """
-        normalises = any(isinstance(m, _NormBase) and m.training for m in self._modules)
-        every: tuple[Any, ...] = (nn.SyncBatchNorm, nn.Module, (_DropoutNd, _NormBase))
-        for kinds in every:
-            if self._attempt(self._compare_outputs, sample, math.inf, evaluating=kinds):
-                return True
-            # In training mode, if repeatable; dropout is not.
-            if normalises and kinds is nn.SyncBatchNorm:
-                continue
-            if self._attempt(self._compare_inside, sample, evaluating=kinds):
-                return True
-        return False
+        # In training mode first, as far as that is repeatable.
+        ways: tuple[tuple[Callable[..., bool], Any], ...] = (
+            (self._compare_outputs, nn.SyncBatchNorm),
+            (self._compare_inside, (_DropoutNd, _NormBase)),
+            (self._compare_outputs, nn.Module),
+            (self._compare_inside, nn.Module),
+        )
+        return any(self._attempt(check, sample, evaluating=kinds) for check, kinds in ways)
 
     def samples_stay_apart(self, sample: Sample) -> bool:
         """Compare the outputs of a few samples; return whether that was possible.
@@ -192,7 +189,7 @@ class LossCheck:
 
     # The loss
 
-    def _compare_outputs(self, sample: Sample, room: float) -> bool:
+    def _compare_outputs(self, sample: Sample, room: float = math.inf) -> bool:
         pairs: list[tuple[Any, Any]] = []
         recorded = None  # the first loss, with the state that the forward pass changed
         for inputs, targets in sample.parts:
@@ -248,23 +245,23 @@ class LossCheck:
         inside: bool,
         wide: bool,
     ) -> bool:
-        whole, factors = evaluate_whole(), sample.factors(len(parts))
+        whole = evaluate_whole()
         if not torch.isfinite(whole.loss):
             return False  # the mini-batch itself will raise the error
-        found = compare(whole, parts, factors)
+        combined, value, gradient = compare(whole, parts, sample.factors(len(parts)))
         kinds = [whole.loss, *whole.gradients]
         narrow = self._tolerance(kinds, narrow=True, wide=wide)
         allowed = self._tolerance(kinds) if inside else narrow  # of the very same outputs
-        if found.value <= narrow and found.gradient <= allowed:
+        if value <= narrow and gradient <= allowed:
             return True
         again = evaluate_whole()
         spread = relative(again.loss, whole)
         if spread > narrow or (difference(again.gradients, whole.gradients) or 0.0) > allowed:
             return False
         raise LossCheckError(
-            f"the loss of {sum(sample.counts[: len(parts)])} samples is {found.whole:.6g}, that of "
-            f"its {len(parts)} parts together {found.combined:.6g}; their gradients by the outputs "
-            f"differ by {100 * found.gradient:.3g} %. "
+            f"the loss of {sum(sample.counts[: len(parts)])} samples is {float(whole.loss):.6g}, "
+            f"that of its {len(parts)} parts together {combined:.6g}; their gradients by the "
+            f"outputs differ by {100 * gradient:.3g} %. "
             f"It is no {'mean' if sample.exact else 'sum'} over samples. "
             f"{self._advice[1] if inside else ''}{self._advice[0]}{_OFF}"
         )

@@ -243,20 +243,16 @@ def differentiated(loss: Tensor, wanted: list[Tensor]) -> Evaluated:
     return Evaluated(loss.detach().double(), found, size, inside)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A mini-batch's loss, and the loss combined from its parts."""
-
-    whole: float
-    combined: float  # the weighted sum of the parts' losses
-    value: float  # relative difference of both losses; infinite if a part is not finite
-    gradient: float  # relative difference of their gradients by the outputs
-
-
-def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]) -> Comparison:
+def compare(
+    whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]
+) -> tuple[float, float, float]:
     """Compare a loss with the sum of its parts, each times its factor.
 
     A part with factor 0 does not count, and may be 0 / 0.
+
+    Returns:
+        The sum; its difference from the loss, relative, infinite if a part is not finite; the
+        relative difference of their gradients by the outputs.
     """
     pairs = [(f, part) for f, part in zip(factors, parts, strict=True) if f > 0]
     combined = float(sum(factor * part.loss for factor, part in pairs))
@@ -269,7 +265,7 @@ def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[floa
             for column in zip(*(part.gradients for part in parts), strict=True)
         ]  # fmt: skip
         gradient = difference(expected, whole.gradients) or 0.0
-    return Comparison(float(whole.loss), combined, value, gradient)
+    return combined, value, gradient
 
 
 def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
