@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         PeerError,
         join_processes,
         leave_processes,
-        meeting_place,
         share,
     )
     from repro.adaptive.scaling import MeasuredStep, ScalingModel, StepCost, fit_messages, updates
@@ -90,7 +89,6 @@ __all__ = [
     "load_checkpoint",
     "make_buckets",
     "max_stable_batch",
-    "meeting_place",
     "noise_scale",
     "save_checkpoint",
     "set_lr",

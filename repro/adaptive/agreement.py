@@ -14,11 +14,7 @@ MAKING = "making a DataParallel"
 
 
 def gathered(value: Any, group: dist.ProcessGroup, what: str | int = MAKING) -> list[Any]:
-    """Return the value of each process, by rank; `what` is done meanwhile, see `lost_peer`.
-
-    Raises:
-        PeerError: Another process was lost.
-    """
+    """The value of each process, by rank; `what` is done meanwhile, see `lost_peer`."""
     values: list[Any] = [None] * dist.get_world_size(group)
     with with_peers(what):
         dist.all_gather_object(values, value, group=group)
@@ -26,12 +22,7 @@ def gathered(value: Any, group: dist.ProcessGroup, what: str | int = MAKING) -> 
 
 
 def check_alike(lines: Sequence[str], group: dist.ProcessGroup, remedy: str) -> None:
-    """Refuse what differs between processes, described in lines.
-
-    Raises:
-        ValueError: A line differs in another process.
-        PeerError: Another process was lost.
-    """
+    """Refuse what differs between processes, described in lines."""
     for rank, others in enumerate(gathered(lines, group)):
         for ours, theirs in zip_longest(lines, others, fillvalue="nothing"):
             if ours != theirs:
@@ -41,7 +32,7 @@ def check_alike(lines: Sequence[str], group: dist.ProcessGroup, remedy: str) -> 
 
 
 def described(model: nn.Module) -> list[str]:
-    """Describe in lines the properties of a model that all processes must share."""
+    """The lines that describe the properties of a model that all processes must share."""
     parameters = [
         f"{name} {tuple(p.shape)}, {p.dtype}, strides {p.stride()}, requires_grad {p.requires_grad}"
         for name, p in model.named_parameters()

@@ -13,11 +13,7 @@ from repro.adaptive.averaging import StepTiming
 
 
 class Allreduce:
-    """A model in DistributedDataParallel, with timed collectives.
-
-    Attributes:
-        network: The module to call instead of the model.
-    """
+    """A model in DistributedDataParallel, `network` to call, with timed collectives."""
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup, bucket_bytes: int) -> None:
         self._group = group

@@ -30,19 +30,12 @@ METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds of one training step in one process on a CPU (Figure 9).
+    """Seconds of one training step in one process on a CPU (Figure 9)."""
 
-    Attributes:
-        total_s: From the call of `step` to its return.
-        communication_s: Time in which this step communicated.
-        summation_s: Time of the local sums of received gradients.
-        blocked_s: Time in which the main thread only waited for gradients.
-    """
-
-    total_s: float
+    total_s: float  # from the call of `step` to its return
     communication_s: float
-    summation_s: float
-    blocked_s: float
+    summation_s: float  # of received gradients
+    blocked_s: float  # in which the main thread only waited for gradients
 
     @property
     def computation_s(self) -> float:
@@ -234,11 +227,7 @@ class OverlappedAverager:
         self._behind = any(bucket.pending for bucket in self.buckets)
 
     def end(self) -> None:
-        """End a mini-batch: all its gradients have been queued.
-
-        Raises:
-            ValueError: A parameter got no gradient.
-        """
+        """End a mini-batch, all gradients of which have been queued."""
         lacking = [p for b in self.buckets[self._next :] for p in b.views if p in b.missing]
         if lacking:
             raise ValueError(no_gradient([self._names[p] for p in lacking]))
@@ -276,10 +265,8 @@ class OverlappedAverager:
     def check_read(self) -> None:
         """Find parameters that the forward pass has not read from their modules.
 
-        They may have been read in another place, and are not updated late from then on.
-
-        Raises:
-            RuntimeError: Parameters may have been used before they were updated.
+        They may have been read in another place, and are not updated late from then on. If they
+        may have been used before they were updated, that is an error.
         """
         lacking = [
             p for p, b in self._owner.items() if p not in self._read and b not in self._at_once
@@ -301,7 +288,7 @@ class OverlappedAverager:
                 self._apply(bucket)
 
     def take_timing(self, total_s: float) -> StepTiming:
-        """Return the times since the last call, `total_s` in total."""
+        """The times since the last call, `total_s` in total."""
         taken = StepTiming(total_s, self.communication_s, self.summation_s, self.blocked_s)
         self.communication_s = self.summation_s = self.blocked_s = 0.0
         return taken

@@ -28,15 +28,10 @@ Data = Any  # inputs and targets, (N, ...) each, or a loader with `set_batch_siz
 
 
 class NoiseScale(float):
-    """A noise scale tr(Σ) / |G|² in samples, with both estimates.
+    """A noise scale tr(Σ) / |G|² in samples, with both estimates."""
 
-    Attributes:
-        noise: tr(Σ).
-        signal: |G|²; not above 0 if noise hides the gradient.
-    """
-
-    noise: float
-    signal: float
+    noise: float  # tr(Σ)
+    signal: float  # |G|²; not above 0 if noise hides the gradient
 
     def __new__(cls, noise: float, signal: float) -> "NoiseScale":
         """Divide the one by the other; infinite where the signal is not above 0."""
@@ -50,17 +45,11 @@ class NoiseScale(float):
 
 @dataclass(frozen=True)
 class GradientNorm:
-    """l2-norm of the averaged gradient at one batch size, over several mini-batches.
-
-    Attributes:
-        batch_size: Samples of a mini-batch.
-        mean: Mean norm.
-        error: Its standard error; NaN for a single mini-batch.
-    """
+    """l2-norm of the averaged gradient at one batch size, over several mini-batches."""
 
     batch_size: int
     mean: float
-    error: float
+    error: float  # standard error of the mean; NaN for a single mini-batch
 
 
 def gradient_norms(
@@ -112,11 +101,8 @@ def stable_batch(norms: Sequence[GradientNorm], tolerance: float = 0.10) -> int:
     """Return the largest batch size up to which norms are similar to the smallest size's norm.
 
     Section III-D: "if two batch sizes give a similar l2-norm of the averaged gradients, it implies
-    they have a similar maximum allowed variance"; the paper does not define "similar".
-
-    Args:
-        norms: Norms measured by `gradient_norms`.
-        tolerance: Share by which a norm may lie below the smallest batch size's norm.
+    they have a similar maximum allowed variance"; the paper does not define "similar": here a norm
+    may lie below the smallest batch size's by a share `tolerance`.
     """
     check_number("tolerance", tolerance, lambda x: 0 <= x < 1, "from 0 to below 1")
     if not norms:
@@ -164,10 +150,7 @@ def noise_scale(
     Infinite if the estimate of |G|² is not above 0. A single ratio is noisy: average the results'
     `noise` and `signal` separately over several calls with different seeds, then divide.
 
-    Args:
-        model: See `gradient_norms`, also for `data`, `loss_fn` and `seed`.
-        batch_size: B, the small batch.
-        batches: n, at least 2.
+    See `gradient_norms` for the other arguments.
     """
     check_initialized(model, trained=True)
     small, mean, count = 0.0, None, 0

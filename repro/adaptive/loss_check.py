@@ -44,17 +44,14 @@ def parts_of(
 
     For a mean over samples it is the piece's share of samples; for torch's cross-entropy and
     negative log likelihood its share of the class weights of targets that are not ignored; with
-    `weights` its share of these; for a sum 1. Nothing waits for a GPU.
+    `weights`, (samples,), its share of these; for a sum 1. Nothing waits for a GPU.
 
     Args:
         loss_fn: One of torch's losses, a partial of one, or any mean over samples.
         targets: Targets of the whole mini-batch.
-        weights: Weight of each sample, (samples,), or None.
+        weights: Weight of each sample, or None.
         samples: Number of samples of the mini-batch.
         pieces: (first sample, sample after the last) of each piece.
-
-    Raises:
-        ValueError: The loss is no scalar, or the number of weights is not that of samples.
     """
     if weights is not None:
         each: Tensor | None = torch.as_tensor(weights, dtype=torch.float64)
@@ -122,12 +119,8 @@ class Checks:
 
     The first mini-batch checks the loss and the model. The loss is checked again if it is replaced
     and, unless it is one of torch's, if a mini-batch has new values, such as padding (see
-    `repro.measure.telling.Novelty`).
-
-    Args:
-        model: The model.
-        device: Its device.
-        repeated: Whether a process calls the model several times for a mini-batch.
+    `repro.measure.telling.Novelty`). `repeated`: a process calls the model several times for a
+    mini-batch.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, repeated: bool) -> None:
@@ -142,11 +135,7 @@ class Checks:
         return new or self._checked is not loss_fn or not self._model_checked
 
     def make(self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any) -> None:
-        """Check a mini-batch.
-
-        Raises:
-            LossCheckError: The loss differs from its parts' combined loss.
-        """
+        """Check a mini-batch; a loss that differs from its parts' combined loss is refused."""
         if batch.num_samples < 3:
             return
         check = loss_check(self._model, loss_fn, self._device)

@@ -27,11 +27,6 @@ def on_one_machine() -> bool:
     return os.environ.get("MASTER_ADDR") in (LOOPBACK, "localhost")
 
 
-def _torchruns_store() -> bool:
-    """Whether torchrun itself hosts the store by which processes find each other."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
 def _by_loopback(backend: str, timeout: timedelta) -> dict[str, Any]:
     """Connect by the loopback interface, unless the environment names another.
 
@@ -39,7 +34,8 @@ def _by_loopback(backend: str, timeout: timedelta) -> dict[str, Any]:
     """
     if interfaces := {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}:
         os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", min(interfaces))
-    if _torchruns_store() or os.environ.get("MASTER_ADDR") not in (LOOPBACK, "localhost"):
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if of_torchrun or os.environ.get("MASTER_ADDR") not in (LOOPBACK, "localhost"):
         return {}
     rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     options: dict[str, Any] = {}
@@ -55,8 +51,7 @@ def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0)
 
     Without torchrun there is one process, and nothing to join. gloo connects CPUs; NCCL, or torch's
     backend for another accelerator, connects GPUs, one per process. Processes on one machine use
-    its loopback interface (unless ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` name another);
-    `meeting_place` describes torchrun's own store, which may listen on every interface.
+    its loopback interface (unless ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` name another).
 
     Args:
         device: ``"cpu"``, or the type of an accelerator such as ``"cuda"``.
@@ -79,25 +74,8 @@ def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0)
     return dist.get_rank(), dist.get_world_size()
 
 
-def meeting_place() -> str:
-    """Describe in a line the interfaces on which this job's processes listen for each other."""
-    backend = dist.get_backend()
-    interface = os.environ.get(f"{backend.upper()}_SOCKET_IFNAME", "an interface of its choice")
-    connection = f"{dist.get_world_size()} processes, connected by {backend} over {interface}"
-    if not _torchruns_store():
-        return connection
-    return (
-        f"{connection}; torchrun's store listens on every interface, port "
-        f"{os.environ['MASTER_PORT']}: keep that port closed to others, or see docs/torchrun.md"
-    )
-
-
 def leave_processes() -> None:
-    """Wait for the other processes and leave the group; nothing to do for a single process.
-
-    Raises:
-        PeerError: Another process was lost before its own call.
-    """
+    """Wait for the other processes and leave the group; nothing to do for a single process."""
     if not (dist.is_available() and dist.is_initialized()):
         return
     try:
@@ -108,12 +86,7 @@ def leave_processes() -> None:
 
 
 def share(samples: int, rank: int, processes: int, shares: Sequence[int] | None = None) -> slice:
-    """Return a process's samples of a mini-batch; by default shares differ by at most one.
-
-    Raises:
-        ValueError: There is no such rank, or `shares` is not one number for each process that
-            together sum to the mini-batch.
-    """
+    """A process's samples of a mini-batch; by default shares differ by at most one."""
     if samples < 0 or processes < 1 or not 0 <= rank < processes:
         raise ValueError(
             f"{samples} samples, rank {rank} of {processes}; ranks are 0 to {processes - 1}"
@@ -131,7 +104,7 @@ def share(samples: int, rank: int, processes: int, shares: Sequence[int] | None 
 
 
 def lost_peer(what: str | int, why: object) -> str:
-    """Return the error text for a step, or another action, that a lost process made fail."""
+    """The error text for a step, or another action, that a lost process made fail."""
     done = f"averaging the gradients of step {what}" if isinstance(what, int) else what
     rank, processes = (os.environ.get(name, "?") for name in ("RANK", "WORLD_SIZE"))
     if dist.is_initialized():

@@ -56,10 +56,6 @@ class Piece:
 
         Sizes differ by at most one sample; `as_in_paper` all but the last have the full size.
         Without weights those of a known `loss` are used.
-
-        Raises:
-            MicroBatchError: The weights fit neither the samples nor the micro-batches, or `split`
-                did not return micro-batches.
         """
         if self.batch is not None:
             batch, size = self.batch, micro_batch_size

@@ -16,15 +16,7 @@ class Processes:
 
     Each process accumulates the gradient of its own samples without the wrapper, which averages
     gradients once, at the end of the mini-batch. All processes call the methods, which exchange a
-    few numbers, in the same order.
-
-    Attributes:
-        module: The model to call, without its wrapper.
-        several: Whether the model is a `DistributedDataParallel` model.
-        gradients_are_views: Whether the backward pass writes the gradients' memory.
-
-    Raises:
-        DistributedModelError: The model's distribution is not supported.
+    few numbers, in the same order. `module` is the model to call, `several` whether it was wrapped.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -73,9 +65,6 @@ class Processes:
         """Return the smallest size of all processes that must divide their samples.
 
         `problem` is this process's error, if any; one error makes all processes raise.
-
-        Raises:
-            DistributedModelError: Another process had an error.
         """
         bound = -float("inf") if size >= num_samples else -float(size)
         failed, negative, most = self.most(problem is not None, bound, num_samples)

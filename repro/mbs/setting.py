@@ -15,17 +15,11 @@ from repro.mbs.weighing import Weighing
 
 @dataclass(frozen=True)
 class Precision:
-    """A model's numerical precision.
-
-    Attributes:
-        device: The device that computes.
-        autocast: A dtype for forward passes; None keeps the caller's autocast.
-        scaler: Its scale is applied to losses; None for no scaling.
-    """
+    """A model's numerical precision."""
 
     device: torch.device
-    autocast: torch.dtype | None
-    scaler: torch.amp.GradScaler | None
+    autocast: torch.dtype | None  # of forward passes; None keeps the caller's autocast
+    scaler: torch.amp.GradScaler | None  # its scale is applied to losses
 
     @property
     def dtype(self) -> torch.dtype | None:

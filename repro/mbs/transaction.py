@@ -16,14 +16,9 @@ _SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its earlier
 class Ledger:
     """The tensors that accumulate gradients, and the open transactions.
 
-    Args:
-        random_state: Returns a function that puts back the present random number generators.
-        copy_gradients: Whether to set copies aside, because the backward pass writes the gradients'
-            memory (views of `DistributedDataParallel`'s buckets).
-
-    Attributes:
-        parameters: Parameters that accumulate gradients, each once.
-        buffers: Buffers that a forward pass may change.
+    `random_state` returns a function that puts back the present random number generators.
+    `copy_gradients`: copies are set aside, because the backward pass writes the gradients' memory
+    (views of `DistributedDataParallel`'s buckets).
     """
 
     def __init__(
@@ -47,11 +42,8 @@ class Ledger:
 
         On entry the gradients are set aside and new gradients start from None, so that nothing is
         copied if all are None already. A normal exit adds the new gradients in place to the old,
-        unless `keep` is False. An exception restores the gradients (the same tensor objects), the
-        buffers (such as BatchNorm's running statistics; the same objects, even if a module replaced
-        them) and the random number generators.
-
-        A `torch.amp.GradScaler` needs no restoring: scaling a loss does not change its state.
+        unless `keep` is False. An exception restores gradients, buffers (the same tensor objects)
+        and random number generators.
         """
         # Copies may run out of memory, and come first, while nothing has changed yet.
         copies, put_back = self.buffers.copies(), self.random_state()
@@ -117,10 +109,7 @@ class Ledger:
 
 
 class Buffers:
-    """The modules' current buffers, which a forward pass may write or replace.
-
-    Submodules' buffers are not included.
-    """
+    """The modules' own current buffers, which a forward pass may write or replace."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._held = [(module, dict(module._buffers.items())) for module in modules]
@@ -196,7 +185,7 @@ def _numbers_of(module: nn.Module) -> dict[str, int | float]:
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors share memory; reads no address, which a swapper would observe."""
+    """Whether two tensors share memory; reads no address, which a swapper would observe."""
     torchs: Any = torch._C
     return bool(torchs._is_alias_of(one, other))
 

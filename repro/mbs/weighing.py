@@ -15,22 +15,15 @@ from repro.measure.loss_parts import KnownLoss, UnsupportedLossError, known_loss
 class StreamResult:
     """The result of one mini-batch.
 
-    Attributes:
-        loss: The mini-batch's loss, a detached scalar on the device (under
-            `DistributedDataParallel` that of this process's samples). Reading it waits for the
-            device.
-        num_samples: Samples in the mini-batch, N_B.
-        num_micro_batches: Micro-batches it was split into, N_Sμ.
-        micro_batch_size: Size of the largest micro-batch; the others have the same size or one
-            sample less (with the paper's normalisation the last has the rest).
-        retries: Number of retries of the mini-batch with a smaller size.
+    `loss` is a detached scalar on the device (under `DistributedDataParallel` that of this
+    process's samples); reading it waits for the device.
     """
 
     loss: torch.Tensor
-    num_samples: int
-    num_micro_batches: int
-    micro_batch_size: int
-    retries: int
+    num_samples: int  # N_B
+    num_micro_batches: int  # N_Sμ
+    micro_batch_size: int  # of the largest micro-batch
+    retries: int  # with a smaller size
 
 
 @dataclass
@@ -59,9 +52,8 @@ class Totals:
 class Weighing:
     """Weighs micro-batches by the normalisation that the loss needs.
 
-    Attributes:
-        known: One of torch's losses, without hooks; None for any other loss.
-        normalization: Normalisation for the current loss: ``"none"`` for a sum.
+    `known` is one of torch's losses, without hooks, and None for any other; `normalization` is
+    ``"none"`` for a sum.
     """
 
     def __init__(
@@ -118,9 +110,6 @@ def token_counts(
         shift: Whether each position predicts the next one, as in causal language models, so that
             no position predicts the first label.
         ignore_index: The label of tokens that do not count.
-
-    Returns:
-        Counts, (samples,), float64.
     """
     kept = (labels[:, 1:] if shift else labels).long()  # -100 as uint8 would be class 156
     return (kept != ignore_index).flatten(1).sum(1).to(torch.float64)
