@@ -54,9 +54,8 @@ class MicroBatchStreamer:
     exactly in both.
 
     Args:
-        model: The model, on `device` already. It is called with the inputs: a tuple or list as
-            positional arguments, a dictionary as keyword arguments, anything else as one argument.
-            Of a `DistributedDataParallel` model gradients are averaged once per mini-batch, as the
+        model: The model, on `device` already; called as by `repro.measure.batches.call_model`. Of
+            a `DistributedDataParallel` model gradients are averaged once per mini-batch, as the
             mean over all processes' samples (weights), with `two_pass` over their losses.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` if targets are
             None; returns a scalar. The divisor of torch's own losses is known, a sum is summed. Any
@@ -71,9 +70,8 @@ class MicroBatchStreamer:
             micro-batches' gradients (equation 13). Not used by `two_pass`, which is exact.
         batchnorm: ``"micro"``, each micro-batch updates the running statistics (the paper's), or
             ``"deferred"``, one update with the pooled statistics; see `DeferredBatchNorm`.
-        two_pass: Exact for a loss that is no mean over samples, such as Dice over the batch: a
-            first pass collects all outputs, a second one carries the gradient of their loss to the
-            parameters. Costs one more forward pass; the outputs stay on the device.
+        two_pass: Exact for a loss that is no mean over samples, such as Dice over the batch. Costs
+            one more forward pass; the outputs stay on the device.
         prefetch: Micro-batches copied ahead of the one that computes, on an accelerator.
         scaler: A `torch.amp.GradScaler`; its scale is applied to the loss. Call its `step` and
             `update` as usual.
@@ -82,9 +80,7 @@ class MicroBatchStreamer:
         check: When to verify that the micro-batches' losses add up to the mini-batch's, and that
             the model's outputs do not depend on the division: ``"first"``, in the first divided
             mini-batch and whenever targets have new values; ``"always"``; or ``"off"``.
-        shared: The tensors that belong to all samples: names ("mask", "graph.edges",
-            "targets.table"), positions among the arguments, or the tensors themselves; see
-            `repro.measure.batches.read_batch`.
+        shared: The tensors that belong to all samples, see `repro.measure.batches.read_batch`.
         split: A function ``split((inputs, targets), micro_batch_size)`` for mini-batches of another
             form; returns the list of micro-batches, each (inputs, targets) or (inputs, targets,
             number of samples). Together they must have every sample once.
@@ -92,11 +88,7 @@ class MicroBatchStreamer:
             Python). Like the global ones, `two_pass` repeats and a failed try restores them.
 
     Raises:
-        MicroBatchSizeError: `micro_batch_size` is neither ``"auto"`` nor at least 1.
-        LossReductionError: The loss has ``reduction="none"``.
-        UnsupportedLossError: The loss sums, with ``normalization="paper"``.
-        DistributedModelError: The model's distribution is not supported.
-        ValueError: Another argument is not one of its choices.
+        MicroBatchError, ValueError: An argument is not one of its choices.
     """
 
     def __init__(
@@ -176,9 +168,6 @@ class MicroBatchStreamer:
         """Return the times of copying and computing each micro-batch of the last mini-batch.
 
         With `two_pass` each micro-batch appears twice. Waits for the device.
-
-        Raises:
-            ValueError: The streamer was made without ``trace=True``.
         """
         if not self._trace:
             raise ValueError("there is no timeline to return; make the streamer with trace=True")
@@ -204,11 +193,9 @@ class MicroBatchStreamer:
             LossCheckError, MixedSamplesError: The micro-batches' losses do not add up to the
                 loss, or the model's outputs depend on how the mini-batch is divided.
             NonFiniteLossError: The loss is infinite or NaN, here or in another process.
-            NondeterministicModelError: The second of two passes had other outputs, memory ran out
-                after the model had changed its inputs in place, or with ``"auto"`` a forward pass
-                changes a parameter that is not trained.
-            MicroBatchError: The mini-batch, the loss or a hook cannot be used, see
-                `repro.mbs.errors`; base class of all errors above.
+            NondeterministicModelError: What is computed twice cannot be repeated.
+            MicroBatchError: The mini-batch, the loss or a hook cannot be used; base class of all
+                errors above.
             torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
         """
         pieces = self._reader.pieces_of(inputs, targets, weights)

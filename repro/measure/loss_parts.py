@@ -81,12 +81,8 @@ class KnownLoss:
 
     reduction: str  # "mean", "batchmean" or "sum"
     hooked: bool  # hooks of its own may change its result
-    _by_class: bool
-    _by_row: bool
-    _same_dims: bool
-    _weight: Tensor | None
-    _broadcast: tuple[Tensor, ...]
-    _ignore_index: int
+    _kind: Any  # its class or function
+    _options: dict[str, Any]
 
     def counts(self, targets: Any) -> Tensor | None:
         """Each sample's share of a mean's divisor, (N,) float64; None for 1 each.
@@ -94,14 +90,16 @@ class KnownLoss:
         On the targets' device; the host does not wait.
         """
         labels = isinstance(targets, Tensor) and not targets.is_floating_point()
-        if not self._by_class or not labels:  # probabilities of classes count by samples
+        if (
+            self._kind not in _CLASS_MEANS or not labels
+        ):  # probabilities of classes count by samples
             return None
         classes = targets.long()  # -100 as uint8 would be class 156
-        each = (kept := classes != self._ignore_index).double()
-        if self._weight is not None:
+        each = (kept := classes != self._options.get("ignore_index", -100)).double()
+        if (weight := self._options.get("weight")) is not None:
             # torch itself refuses a class out of range when it computes the loss.
-            classes = torch.where(kept, classes, 0).clamp(0, len(self._weight) - 1)
-            each = self._weight.detach().to(targets.device, torch.float64)[classes] * kept
+            classes = torch.where(kept, classes, 0).clamp(0, len(weight) - 1)
+            each = weight.detach().to(targets.device, torch.float64)[classes] * kept
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
     def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
@@ -115,22 +113,22 @@ class KnownLoss:
         if even:
             return None
         # Divided by rows (a row may hold probabilities of all classes), otherwise by elements.
-        return [float(len(part) if self._by_row else part.numel()) for part in targets]
+        by_row = self._kind in (*_CLASS_MEANS, *_ROW_MEANS) or self.reduction == "batchmean"
+        return [float(len(part) if by_row else part.numel()) for part in targets]
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse operands that torch would broadcast over samples.
-
-        Raises:
-            LossShapeError: Outputs and targets have different numbers of dimensions.
-            UnsupportedLossError: A weight of the loss has an entry for each sample or element.
-        """
-        if self._same_dims and targets.dim() > 0 and outputs.dim() != targets.dim():
+        """Refuse operands that torch would broadcast over samples."""
+        if self._kind in _ANY_DIMS or targets.dim() == 0:
+            return
+        if outputs.dim() != targets.dim():
             raise LossShapeError(
                 f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
                 f"the loss would compare each sample with every other; give them the same shape"
             )
-        for weight in self._broadcast:
-            if weight.dim() >= targets.dim() > 0 and weight.shape[weight.dim() - targets.dim()] > 1:
+        for weight in map(self._options.get, ("weight", "pos_weight")):
+            if weight is None or weight.dim() < targets.dim():
+                continue
+            if weight.shape[weight.dim() - targets.dim()] > 1:
                 raise UnsupportedLossError(
                     f"the loss has a weight of shape {tuple(weight.shape)} for targets of shape "
                     f"{tuple(targets.shape)}: one for each sample of the mini-batch, which "
@@ -144,11 +142,9 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
     None for any other loss. A reduction that gives no scalar is a `LossReductionError`.
     """
     kind, options, hooked = _read(loss_fn)
-    by_class, by_row = kind in _CLASS_MEANS, kind in _ROW_MEANS
-    known = by_class or by_row or kind in _SAMPLE_MEANS
+    known = kind in (*_CLASS_MEANS, *_ROW_MEANS, *_SAMPLE_MEANS)
     if not known or {"input", "target"} & set(options):
         return None
-    weight, pos_weight = options.get("weight"), options.get("pos_weight")
     reduction = options.get("reduction", "mean")
     legacy = options.get("size_average"), options.get("reduce")
     if legacy != (None, None):
@@ -159,17 +155,7 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         raise LossReductionError(
             f"the loss has reduction={reduction!r} and gives no scalar; use 'mean' or 'sum'"
         )
-    same_dims = kind not in _ANY_DIMS
-    return KnownLoss(
-        reduction,
-        hooked,
-        by_class,
-        by_class or by_row or reduction == "batchmean",
-        same_dims,
-        weight if by_class else None,
-        tuple(w for w in (weight, pos_weight) if w is not None) if same_dims else (),
-        options.get("ignore_index", -100),
-    )
+    return KnownLoss(reduction, hooked, kind, options)
 
 
 def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
