@@ -19,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repro.adaptive.averaging import METHODS, StepTiming, make_buckets
+    from repro.adaptive.averaging import METHODS, StepTiming
     from repro.adaptive.controller import (
         BatchController,
         DivergedError,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         leave_processes,
         share,
     )
-    from repro.adaptive.scaling import MeasuredStep, ScalingModel, StepCost, fit_messages, updates
+    from repro.adaptive.scaling import MeasuredStep, ScalingModel, updates
     from repro.adaptive.schedules import (
         FixedBatch,
         LinearScaling,
@@ -77,17 +77,14 @@ __all__ = [
     "SchedulerError",
     "StartingPoint",
     "Step",
-    "StepCost",
     "StepTiming",
     "ThetaController",
     "WholeStepError",
-    "fit_messages",
     "full_cost",
     "gradient_norms",
     "join_processes",
     "leave_processes",
     "load_checkpoint",
-    "make_buckets",
     "max_stable_batch",
     "noise_scale",
     "save_checkpoint",

@@ -118,10 +118,8 @@ def max_stable_batch(
     data: Data,
     batch_sizes: Sequence[int],
     *,
-    loss_fn: LossFunction = nn.functional.cross_entropy,
     tolerance: float = 0.10,
-    batches: int = 8,
-    seed: int = 0,
+    **options: Any,
 ) -> int:
     """Return the maximum stable batch size B_s at the model's current parameters (section III-D).
 
@@ -130,8 +128,7 @@ def max_stable_batch(
     measure at the stage of training at which B_s is needed. See `gradient_norms` and `stable_batch`
     for the arguments and errors.
     """
-    norms = gradient_norms(model, data, batch_sizes, loss_fn=loss_fn, batches=batches, seed=seed)
-    return stable_batch(norms, tolerance)
+    return stable_batch(gradient_norms(model, data, batch_sizes, **options), tolerance)
 
 
 def noise_scale(

@@ -98,7 +98,9 @@ class ScalingModel:
                 "their number; give larger batches, or repeat the measurement"
             )
         several = [step for step in steps if step.processes > 1]
-        latency, per_byte = fit_messages(messages) if messages else (0.0, 0.0)
+        # Averagings of some bytes by P processes: seconds = 2 (P - 1) (α + β bytes / P).
+        rows = [[2 * (p - 1), 2 * (p - 1) * size / p] for size, p, _ in messages]
+        latency, per_byte = _fitted(rows, [m[2] for m in messages]) if messages else (0.0, 0.0)
         model = cls(sample, overhead, latency * rounds, per_byte * gradient_bytes)
         alone = [model.step(step.batch_size, step.processes).communication_s for step in several]
         if any(alone):
@@ -181,13 +183,6 @@ class ScalingModel:
         bounds = (low[: 2 + len(free)], high[: 2 + len(free)])
         fits = [least_squares(errors, start, bounds=bounds) for start in starts]
         return model(min(fits, key=lambda fit: float(fit.cost)).x)
-
-
-def fit_messages(messages: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Return α and β fitted to averagings (bytes, P, seconds): 2 (P - 1) (α + β bytes / P)."""
-    rows = [[2 * (p - 1), 2 * (p - 1) * size / p] for size, p, _ in messages]
-    latency, per_byte = _fitted(rows, [seconds for _, _, seconds in messages])
-    return latency, per_byte
 
 
 def _fitted(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
