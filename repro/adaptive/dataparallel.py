@@ -15,9 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from repro.adaptive.agreement import MAKING, broadcast, check_alike, described, gathered
-from repro.adaptive.allreduce import Allreduce
-from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
+from repro.adaptive.averaging import METHODS, Allreduce, Method, OverlappedAverager, StepTiming
 from repro.adaptive.controller import check_number, check_whole
 from repro.adaptive.loss_check import Checks, Choice, parts_of, weighted
 from repro.adaptive.model_guards import ModelGuard, check_initialized, check_layers
@@ -28,7 +26,16 @@ from repro.adaptive.optimizers import (
     no_gradient,
     without_autocast,
 )
-from repro.adaptive.processes import PeerError, share, with_peers
+from repro.adaptive.processes import (
+    MAKING,
+    PeerError,
+    broadcast,
+    check_alike,
+    described,
+    gathered,
+    share,
+    with_peers,
+)
 from repro.measure import accelerator
 from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
 from repro.measure.loss_parts import LossCheckError, connected

@@ -1,6 +1,5 @@
 """All-or-nothing gradients, buffers and random numbers: a mini-batch can be tried again."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -136,15 +135,9 @@ class Buffers:
             for name, buffer in held.items():
                 if name not in module._buffers or module._buffers[name] is not buffer:
                     module._buffers[name] = buffer
-        # One call per device and dtype: torch would copy a mixed list one by one.
-        pairs = sorted(
-            zip(self._tensors, copies, strict=True),
-            key=lambda p: (str(p[0].device), str(p[0].dtype)),
-        )
         with torch.no_grad():
-            for _, group in itertools.groupby(pairs, lambda p: (p[0].device, p[0].dtype)):
-                targets, sources = zip(*group, strict=True)
-                torch._foreach_copy_(targets, sources)
+            for tensor, copy in zip(self._tensors, copies, strict=True):
+                tensor.copy_(copy)
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
         """Return the names of buffers outside BatchNorm that differ from `copies`.
