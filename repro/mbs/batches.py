@@ -50,16 +50,21 @@ class Piece:
     split: SplitFunction | None = None  # makes micro-batches of at most a given size
 
     def plan(
-        self, micro_batch_size: int, as_in_paper: bool = False, loss: KnownLoss | None = None
+        self,
+        micro_batch_size: int,
+        as_in_paper: bool = False,
+        loss: KnownLoss | None = None,
+        fewest: int = 1,
     ) -> Plan:
         """Cut into micro-batches of at most this size, with their weights in the loss.
 
-        Sizes differ by at most one sample; `as_in_paper` all but the last have the full size.
-        Without weights those of a known `loss` are used.
+        Sizes differ by at most one sample, and there are `fewest` micro-batches or more;
+        `as_in_paper` all but the last have the full size. Without weights those of a known `loss`
+        are used.
         """
         if self.batch is not None:
             batch, size = self.batch, micro_batch_size
-            ranges = bounds(self.num_samples, size)
+            ranges = bounds(self.num_samples, size, fewest)
             if as_in_paper:
                 ranges = list(
                     itertools.pairwise([*range(0, self.num_samples, size), self.num_samples])

@@ -82,7 +82,7 @@ class Verification:
         number = piece.num_samples
         if self._check == "off" or not (loss or mixing) or (alone and size >= number):
             return
-        if number < 2:
+        if number < 2 or self._setting.processes.sharded:  # all its processes would have to check
             self._unmade = {"loss"} - self._checked if loss else set()
             return
         new = loss and piece.batch is not None and self._novelty.in_batch(piece.batch)
@@ -151,9 +151,9 @@ class Verification:
             unchecked = " and ".join(t for name, t in _CHECKED.items() if name in self._unmade)
             warnings.warn(
                 f"MicroBatchStreamer could not check {unchecked}: a few samples cannot be computed "
-                f"alone, or have another outcome the second time; or a mini-batch comes one sample "
-                f"at a time. docs/losses.md says what to give for which loss; check='off' says "
-                f"that it is so",
+                f"alone, or have another outcome the second time; the model is fully sharded; or a "
+                f"mini-batch comes one sample at a time. docs/losses.md says what to give for "
+                f"which loss; check='off' says that it is so",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -12,22 +12,21 @@ from repro.mbs.errors import DistributedModelError
 
 
 class Processes:
-    """The processes of a `DistributedDataParallel` model; this process alone for any other model.
+    """The processes of a distributed model; this process alone for any other model.
 
-    Each process accumulates the gradient of its own samples without the wrapper, which averages
-    gradients once, at the end of the mini-batch. All processes call the methods, which exchange a
-    few numbers, in the same order. `module` is the model to call, `several` whether it was wrapped.
+    Under `DistributedDataParallel` each process accumulates the gradient of its own samples without
+    the wrapper, which averages gradients once, at the end of the mini-batch. Fully sharded models
+    (`FullyShardedDataParallel`, `fully_shard`) exchange parameters and gradients with every
+    micro-batch, so that all processes need the same number of micro-batches. All processes call the
+    methods, which exchange a few numbers, in the same order. `module` is the model to call.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model, self.module, self._device = model, model, device
-        self.several = isinstance(model, DistributedDataParallel)
+        self.replicated = isinstance(model, DistributedDataParallel)
+        self.sharded = _is_sharded(model)
+        self.several = self.replicated or self.sharded
         self._group: dist.ProcessGroup | None = None
-        if _is_sharded(model):
-            raise DistributedModelError(
-                "a fully sharded model exchanges parameters and gradients with every micro-batch; "
-                "wrap the model in DistributedDataParallel instead"
-            )
         if isinstance(model, DistributedDataParallel):
             self.module, self._group = model.module, model.process_group
             if model.static_graph:
@@ -41,6 +40,8 @@ class Processes:
                     "DistributedDataParallel(mixed_precision=) casts in the wrapper, without which "
                     "micro-batches are computed; give autocast= to MicroBatchStreamer instead"
                 )
+        elif self.sharded:
+            self._group = _group_of(model)
         else:
             _warn_if_alone(model)
         self.gradients_are_views = bool(getattr(model, "gradient_as_bucket_view", False))
@@ -61,6 +62,17 @@ class Processes:
         dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group)
         return values.tolist()
 
+    def agreed_count(self, count: int, room: int) -> int:
+        """Return every process's number of micro-batches; this one can make at most `room`."""
+        most, negative = self.most(count, -room)
+        if most > -negative:
+            raise DistributedModelError(
+                f"a process can make {int(-negative)} micro-batches of its samples, another has "
+                f"{int(most)}; a fully sharded model computes as many in each: give each process "
+                f"as many samples"
+            )
+        return int(most)
+
     def agreed_size(self, size: int, num_samples: int, problem: Exception | None) -> int:
         """Return the smallest size of all processes that must divide their samples.
 
@@ -71,6 +83,10 @@ class Processes:
         if failed:
             raise problem or error_of_a_peer(False)
         return int(min(-negative, most))
+
+    def least(self, number: int) -> int:
+        """Return the smallest of a number over the processes of a fully sharded model."""
+        return -int(self.most(-number)[0]) if self.sharded else number
 
     def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:
         """Average the gradients that the processes have accumulated separately.
@@ -119,6 +135,18 @@ def _is_sharded(model: nn.Module) -> bool:
         return False
     names = {kind.__name__ for m in model.modules() for kind in type(m).__mro__}
     return not {"FSDPModule", "FullyShardedDataParallel"}.isdisjoint(names)
+
+
+def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
+    """Return the group over which gradients are averaged, None for all processes."""
+    meshes = {p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}
+    if any(mesh.ndim > 1 for mesh in meshes) or len(meshes) > 1:
+        raise DistributedModelError(
+            "the model's parameters are spread over a mesh of more than one dimension (hybrid "
+            "sharding or tensor parallelism), whose gradient average is not known here; shard it "
+            "over one, or use DistributedDataParallel"
+        )
+    return next(iter(meshes)).get_group() if meshes else getattr(model, "process_group", None)
 
 
 def _warn_if_alone(model: nn.Module) -> None:

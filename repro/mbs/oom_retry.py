@@ -35,7 +35,8 @@ class Retries:
         accumulate: Callable[[Plan, float], Any],
     ) -> None:
         self._setting, self._size, self._accumulate = setting, size, accumulate
-        self.sizer = AutoSizer(setting.device) if size is None else None
+        least = setting.processes.least if setting.processes.sharded else None
+        self.sizer = AutoSizer(setting.device, least) if size is None else None
         self._too_large: int | None = None
         self.count = 0  # of retries of this mini-batch
 
@@ -48,20 +49,21 @@ class Retries:
         """Run at the size given or chosen, or smaller if memory runs out.
 
         Probes restore the attributes of the `roots`: the model and the loss's modules. All
-        processes run the same size, and retry if one must.
+        processes run the same size, and retry if one must; of a fully sharded model none retries.
         """
         if self.sizer is None:
             assert self._size is not None
             return run(self._size)
         setting = self._setting
-        stager, device = setting.stager, setting.device
+        stager, device, together = setting.stager, setting.device, setting.processes.replicated
         self._too_large, self.count = None, 0
-        number, together = piece.num_samples, setting.processes.several
-        first = self.sizer.needs_probe(number)
+        fewest = setting.processes.least(piece.num_samples)
+        most = -setting.processes.least(-piece.num_samples)
+        first = self.sizer.needs_probe(fewest)
         problem: Exception | None = None
         if first:
             try:
-                self.sizer.probe(number, partial(self._measure, piece, roots))
+                self.sizer.probe(fewest, partial(self._measure, piece, roots))
             except Exception as error:
                 if not together:
                     raise
@@ -69,9 +71,9 @@ class Retries:
         versions = _versions(piece)
         while True:
             stager.marks.clear()  # of probes and failed tries
-            size = self.sizer.size_for(number)
+            size = self.sizer.size_for(most)
             if together:
-                size = setting.processes.agreed_size(size, number, problem)
+                size = setting.processes.agreed_size(size, piece.num_samples, problem)
             try:
                 watched = MemoryMeter(device, resident=setting.module) if first else nullcontext()
                 with watched as meter:
@@ -81,7 +83,7 @@ class Retries:
                 break
             except Exception as error:
                 size = self._too_large or size  # set in the process that ran out
-                if not is_out_of_memory(error) or size == 1:
+                if not is_out_of_memory(error) or size == 1 or setting.processes.sharded:
                     raise
             if _versions(piece) != versions:
                 raise NondeterministicModelError(
@@ -125,11 +127,15 @@ class Retries:
                 f"changes {names[0]}, a parameter that is not trained, for good; register it as a "
                 f"buffer, update it outside forward, or give a whole number"
             )
-        return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
+        start, peak, held = meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
+        if setting.processes.sharded:  # of the process that takes most
+            start, peak, held = map(int, setting.processes.most(start, peak - start, held - peak))
+            peak, held = start + peak, start + peak + held
+        return start, peak, held
 
     def together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
         """Run in processes that compute independently; an error in one is raised in all."""
-        if not self._setting.processes.several:
+        if not self._setting.processes.replicated:
             return run()
         problem: Exception | None = None
         try:

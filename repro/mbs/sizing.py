@@ -45,10 +45,13 @@ class AutoSizer:
     four micro-batches of the chosen size. Before each mini-batch the largest B is computed anew
     from the free memory. An out-of-memory error halves the size; after several mini-batches without
     another error it doubles again, up to the model's limit.
+
+    Processes that compute together give `least`, the smallest of a number over them. One that runs
+    out of memory cannot tell the others, which wait for it: its error is raised.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, least: Callable[[int], int] | None = None) -> None:
+        self._device, self._least = device, least
         self._model: LinearMemoryModel | None = None
         self._start_bytes = 0
         self._overhead_bytes = 0
@@ -105,7 +108,10 @@ class AutoSizer:
             self._overhead_bytes = max(self._overhead_bytes, held - peak)
             return peak
         except Exception as error:
-            if not is_out_of_memory(error):
+            ran_out = is_out_of_memory(error)
+            if ran_out and self._least is not None:
+                raise
+            if not ran_out:
                 if isinstance(error, MicroBatchError) or not isinstance(error, _REFUSALS):
                     raise
                 raise MicroBatchSizeError(
@@ -128,6 +134,8 @@ class AutoSizer:
         headroom = 0.0 if state.simulated else _HEADROOM
         # The limit applies to the allocator's reserved bytes, which exceed the live bytes.
         free = int(state.free_bytes * (1 - headroom))
+        if self._least is not None:
+            free = self._least(free)
         return self._start_bytes + free - self._overhead_bytes
 
     def size_for(self, num_samples: int) -> int:

@@ -56,7 +56,9 @@ class MicroBatchStreamer:
     Args:
         model: The model, on `device` already; called as by `repro.measure.batches.call_model`. Of
             a `DistributedDataParallel` model gradients are averaged once per mini-batch, as the
-            mean over all processes' samples (weights), with `two_pass` over their losses.
+            mean over all processes' samples (weights), with `two_pass` over their losses. A fully
+            sharded model (FSDP) takes equally many micro-batches in each process; where one runs
+            out of memory nothing is tried again.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` if targets are
             None; returns a scalar. The divisor of torch's own losses is known, a sum is summed. Any
             other loss is treated as the mean over its micro-batch's samples (or by `weights`),
@@ -139,7 +141,7 @@ class MicroBatchStreamer:
                     f"numpy.random.Generator, numpy.random.RandomState and random.Random"
                 )
         random_state = partial(random_numbers, [device], kept)
-        self._ledger = Ledger(random_state, processes.gradients_are_views)
+        self._ledger = Ledger(random_state, processes.gradients_are_views, processes.sharded)
         self._setting = setting = Setting(
             *(processes.module, device, self._precision, self._stager),
             *(processes, self._ledger, self._weighing),
@@ -207,7 +209,7 @@ class MicroBatchStreamer:
         piece = self._reader.read(inputs, targets, weights) if pieces is None else None
         self._run_lazy_layers(piece)
         self._ledger.begin(self._modules)
-        self._hooks = DeferredHooks(self._ledger.parameters)
+        self._hooks = DeferredHooks([] if self._processes.sharded else self._ledger.parameters)
         self._connected = False
         with self._hooks:
             if piece is not None:
@@ -229,10 +231,10 @@ class MicroBatchStreamer:
                 f"{normalization!r}, two_pass {self._two_pass} (a two-pass loss sees the whole "
                 f"mini-batch: weigh its samples there)"
             )
-        if in_pieces and (self._two_pass or self._size is None):
+        if in_pieces and (self._two_pass or self._size is None or self._processes.sharded):
             raise errors.MicroBatchError(
-                "a mini-batch in pieces needs a whole number as micro_batch_size and a single "
-                "pass; give the whole mini-batch, not an iterator"
+                "a mini-batch in pieces needs a whole number as micro_batch_size, a single pass "
+                "and a model that is not fully sharded; give the whole mini-batch, not an iterator"
             )
 
     def _accumulate(self, plan: Plan, divisor: float | torch.Tensor) -> Totals:
@@ -270,11 +272,13 @@ class MicroBatchStreamer:
         (inputs, targets), weight = micro_batch, plan.weights[index]
         with self._precision.forward(), errors.explained(plan.bounds[index], plan.bounds[-1][1]):
             outputs = call_model(self._processes.module, inputs)
-            if weight == 0:
+            # A sharded model computes in all processes, also in one without weight.
+            if weight == 0 and not self._processes.sharded:
                 return None
             loss = self._loss(outputs, targets)
             self._look_for_state()
-        return connected(loss, outputs)
+        loss = connected(loss, outputs)
+        return loss.nan_to_num() * 0 if weight == 0 else loss
 
     def _roots(self) -> list[nn.Module]:
         return [self.model, *modules_in(self.loss_fn)]
@@ -311,6 +315,13 @@ class MicroBatchStreamer:
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
         self._verification.verify(piece, size)
         plan = self._weighing.plan(piece, size)
+        if self._processes.sharded:  # all processes take equally many micro-batches
+            count = len(plan.bounds)
+            # The number is fixed if the caller makes the micro-batches.
+            free = self._weighing.normalization != "paper" and piece.batch is not None
+            agreed = self._processes.agreed_count(count, piece.num_samples if free else count)
+            if agreed > count:
+                plan = self._weighing.plan(piece, size, fewest=agreed)
         self._state_due = len(plan.bounds) > 1
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
@@ -350,7 +361,7 @@ class MicroBatchStreamer:
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
         """End a mini-batch: average gradients over processes, and refuse unusable losses."""
         self._hooks.on_gradients()  # which see gradients before averaging
-        if self._processes.several:
+        if self._processes.replicated:
             self._processes.synchronize(self._ledger.parameters)
         self._check_finite(totals)
         if not self._connected and totals.weight > 0:

@@ -17,15 +17,14 @@ class Ledger:
 
     `random_state` returns a function that puts back the present random number generators.
     `copy_gradients`: copies are set aside, because the backward pass writes the gradients' memory
-    (views of `DistributedDataParallel`'s buckets).
+    (views of `DistributedDataParallel`'s buckets). `gathered`: the leaves of graphs are parts that
+    a fully sharded model has gathered.
     """
 
     def __init__(
-        self,
-        random_state: Callable[[], Callable[[], None]],
-        copy_gradients: bool,
+        self, random_state: Callable[[], Callable[[], None]], copy_gradients: bool, gathered: bool
     ) -> None:
-        self.random_state, self._copy = random_state, copy_gradients
+        self.random_state, self._copy, self._gathered = random_state, copy_gradients, gathered
         # Per open transaction, outermost first: copies of buffers, and gradients set aside.
         self._active: list[tuple[list[torch.Tensor], list[_SetAside]]] = []
         self.begin([])
@@ -83,6 +82,8 @@ class Ledger:
 
     def meet(self, tensors: Sequence[torch.Tensor]) -> None:
         """Add the unknown leaves of a backward pass to all open transactions."""
+        if self._gathered:
+            return
         known = {id(leaf) for leaf in self._leaves()}
         for leaf in leaves_of_graph(tensors):
             if id(leaf) not in known:

@@ -127,13 +127,15 @@ def read_batch(
     return Batch(trees["inputs"], trees["targets"], num_samples, kinds)
 
 
-def bounds(num_samples: int, most: int) -> list[tuple[int, int]]:
+def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]]:
     """The fewest sample ranges of at most `most` samples, of equal size but for one sample.
+
+    There are at least `fewest` ranges, which need as many samples.
 
     65 samples in ranges of at most 64 are 33 and 32: BatchNorm could not normalise a last range of
     one sample.
     """
-    count = -(-num_samples // most)
+    count = max(-(-num_samples // most), fewest)
     each, rest = divmod(num_samples, count)
     starts = [number * each + min(number, rest) for number in range(count + 1)]
     return list(itertools.pairwise(starts))

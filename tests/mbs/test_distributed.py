@@ -1,6 +1,7 @@
 """Two processes on this machine, connected by gloo; started once for all tests."""
 
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from repro.mbs import MicroBatchStreamer, NonFiniteLossError
+from repro.measure import MemoryBudget
 
 pytestmark = pytest.mark.slow
 SHARDS = [(0, 11), (11, 16)]  # 11 and 5 samples
@@ -23,7 +25,10 @@ CASES = ["plain", "views", "two_pass", "weights", "pieces", "auto", "auto two_pa
          "ignored", "hooks", "nan", "other"]  # fmt: skip
 # Losses with parameters of the model: a temperature in the loss alone, and one that decays.
 WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts"]
-REFUSED = ["one fails", "fully sharded", "static graph", "mixed precision", "unwrapped"]
+SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters",
+           "fully_shard auto", "fully_shard two_pass auto", "Fully auto"]  # fmt: skip
+REFUSED = ["one fails", "sharded pieces", "sharded few", "static graph", "mixed precision",
+           "unwrapped"]  # fmt: skip
 
 
 def make_model():
@@ -159,23 +164,64 @@ def run_out(rank, calls, module, inputs, outputs):
         outputs.register_hook(fail)
 
 
+def sharded(case, model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    if case.startswith("Fully"):
+        return FullyShardedDataParallel(
+            model, device_id=torch.device("cpu"), use_orig_params="original" in case
+        )
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return model
+
+
+def run_sharded(case, rank):
+    """Return full gradients, of a share of 11 samples in each process but for "few"."""
+    x, y = make_batch()
+    stop = 11 if rank == 0 else 14  # 11 and 9 samples
+    x, y = (x[:stop], y[:stop]) if rank == 0 else (x[5:stop], y[5:stop])
+    if case == "sharded few":
+        x, y = (x, y) if rank == 0 else (x[:2], y[:2])
+    model = sharded(case, make_model())
+    size = "auto" if "auto" in case else 2
+    streamer = MicroBatchStreamer(model, F.cross_entropy, size, two_pass="two_pass" in case)
+    # A limit on the memory of each process, the lower one in the second, which has fewer samples.
+    limit = (4700 if case.startswith("Fully") else 6000) - 500 * rank
+    with MemoryBudget(limit, resident=model) if size == "auto" else nullcontext():
+        for _ in range(2):  # adds to the first
+            if "pieces" in case:
+                streamer.backward(iter([(x, y)]))
+            result = streamer.backward(x, y)
+    if case.startswith("Fully"):  # in each process a part of one vector of all
+        parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        everyones = [None, None]
+        dist.all_gather_object(everyones, torch.cat(parts))
+        gradients = [torch.cat(everyones)[:92]]  # without padding
+    else:
+        gradients = [p.grad.full_tensor() for p in model.parameters()]
+    sizing = streamer.sizing and (streamer.sizing.probes, streamer.sizing.limit_bytes)
+    return gradients, {"micro_batches": result.num_micro_batches, "sizing": sizing}
+
+
 def run_refused(case, rank):
     """Return the error or warning of a use that is refused."""
+    if case.startswith("sharded"):
+        try:
+            run_sharded(case, rank)
+        except ValueError as error:
+            return [], f"{type(error).__name__}: {error}"
     if case == "unwrapped":
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             MicroBatchStreamer(make_model(), F.cross_entropy, 2)
         return [], [(str(w.message), Path(w.filename).name) for w in caught]
     x, y = make_batch()
-    if case in ("fully sharded", "static graph", "mixed precision"):
-        if case == "fully sharded":
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            model = fully_shard(make_model(), mesh=init_device_mesh("cpu", (2,)))
-        else:
-            model = DistributedDataParallel(make_model(), static_graph=case == "static graph")
-            model.mixed_precision = object() if case == "mixed precision" else None
+    if case in ("static graph", "mixed precision"):
+        model = DistributedDataParallel(make_model(), static_graph=case == "static graph")
+        model.mixed_precision = object() if case == "mixed precision" else None
         try:
             MicroBatchStreamer(model, F.cross_entropy, 8)
         except ValueError as error:
@@ -193,7 +239,8 @@ def work(rank, port, folder):
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    runs = (CASES, run_case), (WITH_PARAMETERS, run_with_parameters), (REFUSED, run_refused)
+    runs = ((CASES, run_case), (WITH_PARAMETERS, run_with_parameters), (SHARDED, run_sharded),
+            (REFUSED, run_refused))  # fmt: skip
     reports = {case: run(case, rank) for cases, run in runs for case in cases}
     torch.save(reports, Path(folder) / f"{rank}.pt")
     dist.barrier()
@@ -282,7 +329,34 @@ def test_auto_fails_in_all_processes_where_it_fails_in_one(reports):
     assert all(g is None for rank in range(2) for g in reports[rank]["one fails"][0])
 
 
-def test_models_that_average_by_themselves_are_refused_in_all_processes(reports):
+@pytest.mark.parametrize("case", SHARDED)
+def test_fully_sharded_models(reports, case):
+    model, (x, y) = make_model(), make_batch()
+    shares = (slice(0, 11), slice(5, 14))
+    if "two_pass" in case:
+        loss = sum(F.cross_entropy(model(x[s]), y[s]) for s in shares) / 2
+    else:
+        loss = F.cross_entropy(torch.cat([model(x[s]) for s in shares]),
+                               torch.cat([y[s] for s in shares]))  # fmt: skip
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    for rank in range(2):
+        gradients, facts = reports[rank][case]
+        if "auto" not in case:
+            assert facts["micro_batches"] == 6  # 11 in twos; and 9 in as many
+        flat = torch.cat([g.flatten() for g in gradients])
+        want = torch.cat([2 * g.flatten() for g in expected])
+        torch.testing.assert_close(flat, want, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", [case for case in SHARDED if "auto" in case])
+def test_sharded_models_agree_on_a_size_that_fits_in_each_process(reports, case):
+    first, second = (reports[rank][case][1] for rank in range(2))
+    assert first == second
+    probes, limit = first["sizing"]
+    assert first["micro_batches"] > 1 and len(probes) > 1 and limit <= 5500
+
+
+def test_what_sharded_models_cannot_do_is_refused_in_all_processes(reports):
     for rank in range(2):
         for case, message in (
             (
@@ -293,7 +367,8 @@ def test_models_that_average_by_themselves_are_refused_in_all_processes(reports)
                 "mixed precision",
                 "DistributedModelError: DistributedDataParallel(mixed_precision=) casts",
             ),
-            ("fully sharded", "DistributedModelError: a fully sharded model exchanges"),
+            ("sharded pieces", "BatchError: a mini-batch in pieces needs"),
+            ("sharded few", "DistributedModelError: a process can make 2 micro-batches of its"),
         ):
             assert reports[rank][case][1].startswith(message)
 

@@ -497,7 +497,7 @@ def test_two_pass_needs_tensors_and_takes_no_weights():
     x, y = make_batch(8)
     for refuses in (streamer, MicroBatchStreamer(make_model(), F.cross_entropy, "auto")):
         with pytest.raises(
-            MicroBatchError, match="whole number as micro_batch_size and a single pass"
+            MicroBatchError, match="whole number as micro_batch_size, a single pass"
         ):
             refuses.backward(iter([(x, y)]))
     with pytest.raises(MicroBatchError, match="weigh its samples there"):
