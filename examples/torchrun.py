@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from repro.adaptive import (
@@ -23,7 +24,6 @@ from repro.adaptive import (
     join_processes,
     leave_processes,
     load_checkpoint,
-    meeting_place,
     save_checkpoint,
     set_lr,
 )
@@ -65,7 +65,7 @@ def main() -> None:
     # 1. Join the other processes. From here on `device` is this process's own.
     rank, processes = join_processes(options.device)
     if rank == 0 and processes > 1:
-        print(meeting_place(), flush=True)
+        print(f"{processes} processes, connected by {dist.get_backend()}", flush=True)
     torch.manual_seed(0)
     images, classes = (part.to(options.device) for part in make_data())
     model = make_model().to(options.device)

@@ -19,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repro.adaptive.averaging import METHODS, StepTiming, make_buckets
+    from repro.adaptive.averaging import METHODS, StepTiming
     from repro.adaptive.controller import (
         BatchController,
         DivergedError,
@@ -43,10 +43,9 @@ if TYPE_CHECKING:
         PeerError,
         join_processes,
         leave_processes,
-        meeting_place,
         share,
     )
-    from repro.adaptive.scaling import MeasuredStep, ScalingModel, StepCost, fit_messages, updates
+    from repro.adaptive.scaling import MeasuredStep, ScalingModel, updates
     from repro.adaptive.schedules import (
         FixedBatch,
         LinearScaling,
@@ -78,19 +77,15 @@ __all__ = [
     "SchedulerError",
     "StartingPoint",
     "Step",
-    "StepCost",
     "StepTiming",
     "ThetaController",
     "WholeStepError",
-    "fit_messages",
     "full_cost",
     "gradient_norms",
     "join_processes",
     "leave_processes",
     "load_checkpoint",
-    "make_buckets",
     "max_stable_batch",
-    "meeting_place",
     "noise_scale",
     "save_checkpoint",
     "set_lr",

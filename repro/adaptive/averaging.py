@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from repro.adaptive.optimizers import is_dense, no_gradient, without_autocast
 from repro.adaptive.processes import PeerError, lost_peer
@@ -30,19 +31,12 @@ METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds of one training step in one process on a CPU (Figure 9).
+    """Seconds of one training step in one process on a CPU (Figure 9)."""
 
-    Attributes:
-        total_s: From the call of `step` to its return.
-        communication_s: Time in which this step communicated.
-        summation_s: Time of the local sums of received gradients.
-        blocked_s: Time in which the main thread only waited for gradients.
-    """
-
-    total_s: float
+    total_s: float  # from the call of `step` to its return
     communication_s: float
-    summation_s: float
-    blocked_s: float
+    summation_s: float  # of received gradients
+    blocked_s: float  # in which the main thread only waited for gradients
 
     @property
     def computation_s(self) -> float:
@@ -85,6 +79,49 @@ def average(
     summed = time.perf_counter()
     all_gather(flat, part, group)
     return came - start + time.perf_counter() - summed, summed - came
+
+
+class Allreduce:
+    """A model in DistributedDataParallel, `network` to call, with timed collectives."""
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup, bucket_bytes: int) -> None:
+        self._group = group
+        self._spans: list[tuple[float, float]] = []
+        self._last_start = self._blocked_s = 0.0
+        known = inspect.signature(DistributedDataParallel.__init__).parameters
+        # torch 2.13 has renamed this option.
+        name = "forward_sync_buffers"
+        name = name if name in known else "broadcast_buffers"
+        options: dict[str, Any] = {name: False, "bucket_cap_mb": max(bucket_bytes, 1) / 2**20}
+        options["init_sync"] = False  # done before; torch's fails on expanded buffers
+        self.network = DistributedDataParallel(model, process_group=group, **options)
+        self.network.register_comm_hook(None, self._timed_allreduce)
+
+    def end(self) -> None:
+        """Note the end of a mini-batch's backward passes, which wait for the last bucket."""
+        self._blocked_s = time.perf_counter() - self._last_start
+
+    def take_timing(self, total_s: float) -> StepTiming:
+        """Return the times since the last call, `total_s` in total."""
+        communication, end = 0.0, 0.0
+        for first, last in sorted(self._spans):  # spans of several buckets overlap
+            communication += max(0.0, last - max(first, end))
+            end = max(end, last)
+        self._spans.clear()
+        return StepTiming(total_s, communication, 0.0, self._blocked_s)
+
+    def _timed_allreduce(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Average a bucket as DistributedDataParallel does, and note the time."""
+        start = self._last_start = time.perf_counter()
+        flat = bucket.buffer().div_(dist.get_world_size(self._group))
+        future = dist.all_reduce(flat, group=self._group, async_op=True).get_future()
+
+        def done(ended: torch.futures.Future[list[Tensor]]) -> Tensor:
+            self._spans.append((start, time.perf_counter()))
+            return ended.value()[0]
+
+        averaged: torch.futures.Future[Tensor] = future.then(done)
+        return averaged
 
 
 class Bucket:
@@ -234,11 +271,7 @@ class OverlappedAverager:
         self._behind = any(bucket.pending for bucket in self.buckets)
 
     def end(self) -> None:
-        """End a mini-batch: all its gradients have been queued.
-
-        Raises:
-            ValueError: A parameter got no gradient.
-        """
+        """End a mini-batch, all gradients of which have been queued."""
         lacking = [p for b in self.buckets[self._next :] for p in b.views if p in b.missing]
         if lacking:
             raise ValueError(no_gradient([self._names[p] for p in lacking]))
@@ -276,10 +309,8 @@ class OverlappedAverager:
     def check_read(self) -> None:
         """Find parameters that the forward pass has not read from their modules.
 
-        They may have been read in another place, and are not updated late from then on.
-
-        Raises:
-            RuntimeError: Parameters may have been used before they were updated.
+        They may have been read in another place, and are not updated late from then on. If they
+        may have been used before they were updated, that is an error.
         """
         lacking = [
             p for p, b in self._owner.items() if p not in self._read and b not in self._at_once
@@ -301,7 +332,7 @@ class OverlappedAverager:
                 self._apply(bucket)
 
     def take_timing(self, total_s: float) -> StepTiming:
-        """Return the times since the last call, `total_s` in total."""
+        """The times since the last call, `total_s` in total."""
         taken = StepTiming(total_s, self.communication_s, self.summation_s, self.blocked_s)
         self.communication_s = self.summation_s = self.blocked_s = 0.0
         return taken

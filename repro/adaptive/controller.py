@@ -24,31 +24,20 @@ class DivergenceWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Step:
-    """A controller's setting of one epoch.
+    """A controller's setting of one epoch."""
 
-    Attributes:
-        epoch: The epoch to train next, from 1.
-        batch_size: Samples of its mini-batches, over all processes.
-        lr: Its learning rate μ; during a warm-up the rate at the epoch's end.
-        theta: θ of the parameters just observed; None for w_0 (0 / 0).
-        interval: K, None until it is found (∞ in Algorithm 1).
-        lr_before: The rate at the start of an epoch of warm-up; None outside a warm-up.
-        diverging: Whether the cost's fall has been lost; see `ThetaController`.
-    """
-
-    epoch: int
-    batch_size: int
-    lr: float
-    theta: float | None
-    interval: int | None
-    lr_before: float | None = None
-    diverging: bool = False
+    epoch: int  # to train next, from 1
+    batch_size: int  # samples of its mini-batches, over all processes
+    lr: float  # its learning rate μ; during a warm-up the rate at the epoch's end
+    theta: float | None  # θ of the parameters just observed; None for w_0 (0 / 0)
+    interval: int | None  # K, None until it is found (∞ in Algorithm 1)
+    lr_before: float | None = None  # at the start of an epoch of warm-up; None outside a warm-up
+    diverging: bool = False  # the cost's fall has been lost; see `ThetaController`
 
     def lr_at(self, done: float) -> float:
-        """Return the rate after a share `done`, 0 to 1, of the epoch.
+        """Return the rate after a share of the epoch, `done` = (i + 1) / n for mini-batch i of n.
 
-        A gradual warm-up raises the rate with every mini-batch (Goyal et al., section 2.2): give
-        (i + 1) / n for mini-batch i of n, from 0. Outside a warm-up the rate is `lr`.
+        A gradual warm-up raises it with every mini-batch (Goyal et al., section 2.2).
         """
         if self.lr_before is None:
             return self.lr
@@ -57,15 +46,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Saturation:
-    """The criterion for a saturated training cost, which section III-E leaves open.
+    """The criterion for a saturated training cost, which section III-E leaves open."""
 
-    Attributes:
-        patience: Consecutive epochs without a lower cost.
-        threshold: A cost counts as lower if it is at least this share below the lowest so far.
-    """
-
-    patience: int = 10
-    threshold: float = 0.01
+    patience: int = 10  # consecutive epochs without a lower cost
+    threshold: float = 0.01  # share below the lowest so far from which a cost counts as lower
 
     def __post_init__(self) -> None:
         check_whole("patience", self.patience, 1)
@@ -90,9 +74,6 @@ class BatchController:
             detects a saturated cost.
         warmup: Epochs in which the rate rises to `initial_lr`.
         warmup_from: Rate at the start of the warm-up.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     def __init__(
@@ -288,9 +269,6 @@ class ThetaController(BatchController):
         **options: `decay`, `decay_at`, `warmup`, `warmup_from`, `lr_exponent`, see
             `BatchController`. Epochs of a warm-up do not count for θ: the small rate keeps w close
             to w_0, and θ high.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     _SETTINGS = (*BatchController._SETTINGS, "tolerance", "fixed_interval")

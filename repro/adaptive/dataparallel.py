@@ -15,11 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from repro.adaptive.agreement import MAKING, broadcast, check_alike, described, gathered
-from repro.adaptive.allreduce import Allreduce
-from repro.adaptive.averaging import METHODS, Method, OverlappedAverager, StepTiming
+from repro.adaptive.averaging import METHODS, Allreduce, Method, OverlappedAverager, StepTiming
 from repro.adaptive.controller import check_number, check_whole
-from repro.adaptive.loss_check import Checks, LossCheck, connected, parts_of, weighted
+from repro.adaptive.loss_check import Checks, Choice, parts_of, weighted
 from repro.adaptive.model_guards import ModelGuard, check_initialized, check_layers
 from repro.adaptive.optimizers import (
     check_hooks,
@@ -28,10 +26,19 @@ from repro.adaptive.optimizers import (
     no_gradient,
     without_autocast,
 )
-from repro.adaptive.processes import PeerError, share, with_peers
+from repro.adaptive.processes import (
+    MAKING,
+    PeerError,
+    broadcast,
+    check_alike,
+    described,
+    gathered,
+    share,
+    with_peers,
+)
 from repro.measure import accelerator
 from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
-from repro.measure.loss_parts import LossCheckError
+from repro.measure.loss_parts import LossCheckError, connected
 from repro.measure.untouched import stored
 
 LossFunction = Callable[..., Tensor]
@@ -48,22 +55,17 @@ class DataParallel:
     All give the same weights. The gradient is that of the mean loss over the whole mini-batch, even
     if shares differ. BatchNorm sees only each process's share, as in DistributedDataParallel; a
     process without a share of a mini-batch computes its first sample with a gradient of zero.
-    Hooks on tensors (`Tensor.register_hook`) see this process's gradient before averaging. With
-    NCCL torch's watchdog finds a peer that hangs.
+    Hooks on tensors (`Tensor.register_hook`) see this process's gradient before averaging.
 
     The latter two finish an update during the next forward pass, layer by layer: when a parameter
     is read from its module, by its layer or any other code (tied weights, the loss, a moving
-    average, a clamp, `state_dict`, a copy). A compiled layer is updated in `step`, and so is a
-    parameter that a module also holds in another attribute, such as a list or a closure (as torch's
-    recurrent layers do). Reading the optimizer's state finishes the update first, too. Code that
-    holds parameters outside the model (a list made before, the optimizer's groups) must call
-    `finish` before reading or changing them, or give ``overlap=False``.
-
-    So they step the optimizer bucket by bucket, which is equivalent only for optimizers that treat
-    every parameter separately: torch's own except LBFGS. Others (LAMB, LARS), a replaced `step` and
-    hooks around it need ``overlap=False``: `step` then has all gradients before it steps the
-    optimizer once. Clipping the gradient's norm and a `GradScaler` need that, too: communication
-    then overlaps only the backward pass.
+    average, a clamp, `state_dict`, a copy), or the optimizer's state is. A compiled layer is
+    updated in `step`, and so is a parameter that a module also holds in another attribute. Code
+    that holds parameters outside the model (a list made before, the optimizer's groups) must call
+    `finish` before reading or changing them, or give ``overlap=False``: `step` then has all
+    gradients before it steps the optimizer once. Optimizers that do not treat every parameter
+    separately (LBFGS, LAMB, LARS, any that is not torch's), a replaced `step` and hooks around it
+    need that. Clipping and a `GradScaler` have the same effect.
 
     Differs from the paper: gradients are averaged per bucket, not per layer, and the communicating
     thread is not pinned to a core. This thread also sums, so that an allgather does not overlap the
@@ -82,29 +84,20 @@ class DataParallel:
             on an accelerator, where each bucket costs the host an optimizer's call.
         overlap: Whether updates may end in the next forward pass; False ends them in `step`.
         timeout_s: Seconds after which a process that does not answer counts as lost.
-        scaler: A `torch.amp.GradScaler`; its `step` and `update` are called here, for a `step`
-            called under autocast.
+        scaler: A `torch.amp.GradScaler`; its `step` and `update` are called here.
         clip_grad_norm: Largest l2-norm of the whole mini-batch's gradient, after unscaling.
         shared: The parts of a mini-batch that belong to all samples, see
             `repro.measure.batches.read_batch`.
         check: ``"first"`` compares the loss of a few samples of the first mini-batch with the loss
-            of their parts, calling the model in evaluation mode before the step; for losses other
-            than torch's again when a mini-batch has new values, such as padding (on an accelerator
-            one step later). It also warns of a model that compares samples, or changes buffers
-            outside BatchNorm. ``"off"`` checks nothing.
+            of their parts before the step; for losses other than torch's again when a mini-batch
+            has new values, such as padding. It also warns of a model that compares samples, or
+            changes buffers outside BatchNorm. ``"off"`` checks nothing.
 
     Attributes:
         rank: This process, from 0.
         processes: Number of processes; 1 without torchrun.
         timings: One `StepTiming` for each step on a CPU; may be cleared at any time.
         grad_norm: Norm of the last step's gradient before clipping; None without clipping.
-
-    Raises:
-        ValueError: An argument is out of range, the optimizer is not that of the model's trainable
-            parameters, a layer changes its own parameters (an embedding's `max_norm`), or model or
-            options differ in another process.
-        WholeStepError: Updates overlap, and the optimizer needs all gradients at once.
-        PeerError: Another process was lost.
     """
 
     def __init__(
@@ -121,7 +114,7 @@ class DataParallel:
         scaler: torch.amp.GradScaler | None = None,
         clip_grad_norm: float | None = None,
         shared: Sequence[Any] = (),
-        check: LossCheck = "first",
+        check: Choice = "first",
     ) -> None:
         if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
             raise ValueError(
@@ -130,7 +123,7 @@ class DataParallel:
             )
         for name, choice, allowed in (
             ("averaging", averaging, METHODS),
-            ("check", check, get_args(LossCheck)),
+            ("check", check, get_args(Choice)),
         ):
             if choice not in allowed:
                 raise ValueError(f"{name} is {choice!r}; choose {', '.join(allowed)}")
@@ -200,15 +193,11 @@ class DataParallel:
         weights: Any = None,
         shares: Sequence[int] | None = None,
     ) -> Tensor:
-        """Train on one mini-batch and return this process's part of its mean loss.
-
-        The mean of the results over processes is the mini-batch's mean loss, see `mean`.
+        """Train on one mini-batch; return this process's part of its mean loss, see `mean`.
 
         Args:
             inputs: The whole mini-batch, the same in every process: a tensor (B, ...), or any
-                structure that `repro.measure.batches.read_batch` can divide. The model is called
-                with a tuple or list as positional arguments, with a dictionary as keyword
-                arguments, with anything else as one argument.
+                structure that `repro.measure.batches.read_batch` can divide; see its `call_model`.
             targets: Likewise, for `loss_fn`; None if `loss_fn` takes only the model's output.
             weights: Weight of each sample in a loss that is no plain mean over samples, (B,), such
                 as its number of tokens; torch's own losses need none.
@@ -274,13 +263,12 @@ class DataParallel:
 
     def _check_loss(self, batch: Batch, weights: Any) -> None:
         """Compare the loss with its parts', if due; all processes refuse it, or none."""
-        due = self._checks and self._checks.due(self.loss_fn, batch, weights)
-        if not self._checks or not due:
+        if self._checks is None or not self._checks.due(self.loss_fn, batch):
             return
         self.finish()
         error: Exception | None = None
         try:
-            self._checks.make(self.loss_fn, *due)
+            self._checks.make(self.loss_fn, batch, weights)
         except Exception as own:
             error = own
         texts = ["" if error is None else str(error) or repr(error)]
@@ -361,11 +349,7 @@ class DataParallel:
         return loss.detach()
 
     def finish(self) -> None:
-        """Wait until the parameters have the last step's update.
-
-        Raises:
-            PeerError: Another process was lost.
-        """
+        """Wait until the parameters have the last step's update."""
         averager = self._averager
         if averager is None or not any(bucket.pending for bucket in averager.buckets):
             return
@@ -375,11 +359,7 @@ class DataParallel:
             self.timings[-1] += averager.take_timing(time.perf_counter() - start)
 
     def mean(self, value: float | Tensor) -> float:
-        """Return the mean of a number over all processes; each must call it.
-
-        Raises:
-            PeerError: Another process was lost.
-        """
+        """Return the mean of a number over all processes; each must call it."""
         self.finish()
         number = torch.as_tensor(value, dtype=torch.float64)
         if self._group is None:
@@ -392,9 +372,6 @@ class DataParallel:
         """Average real and complex buffers, such as BatchNorm's statistics, over processes.
 
         Each process's buffers have seen only its share; call this before evaluating or saving.
-
-        Raises:
-            PeerError: Another process was lost.
         """
         self.finish()
         for buffer in self.model.buffers() if self._group is not None else ():
@@ -411,11 +388,7 @@ class DataParallel:
             dist.all_reduce(tensor, group=self._group)
 
     def close(self) -> None:
-        """Finish, and remove all hooks from the model, even if finishing fails.
-
-        Raises:
-            PeerError: Another process is lost, and no earlier call has raised.
-        """
+        """Finish, and remove all hooks from the model, even if finishing fails."""
         self._closed = True
         try:
             if self._averager is None or not self._averager.lost:

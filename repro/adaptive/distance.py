@@ -10,14 +10,7 @@ CHUNK = 2**18  # most elements of a difference in memory at a time
 
 
 class StartingPoint:
-    """The initial parameters w_0, and the distance of other parameters from them.
-
-    Args:
-        parameters: w_0; copied, never changed.
-
-    Raises:
-        ValueError: There is no parameter.
-    """
+    """A copy of the initial parameters w_0, and the distance of other parameters from them."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.tensors = [p.detach().clone() for p in parameters]
@@ -29,9 +22,6 @@ class StartingPoint:
 
         The difference is formed in pieces of at most `CHUNK` elements (or one row), so that no
         second copy of the model is made; squares are summed in float64. Waits for a GPU once.
-
-        Raises:
-            ValueError: Number or shapes of the parameters are not those of w_0.
         """
         current = [p.detach() for p in parameters]
         for number, (now, before) in enumerate(zip_longest(current, self.tensors)):

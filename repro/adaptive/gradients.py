@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.adaptive.controller import DivergedError, check_number
-from repro.adaptive.loss_check import NotComparableError, check_loss_adds_up, is_torchs, weighted
+from repro.adaptive.loss_check import NOT_CHECKED, few, is_torchs, loss_check, weighted
 from repro.adaptive.model_guards import check_initialized
 from repro.measure.batches import Batch, call_model, read_batch, to_device
 from repro.measure.loss_parts import LossCheckError, known_loss
@@ -28,15 +28,10 @@ Data = Any  # inputs and targets, (N, ...) each, or a loader with `set_batch_siz
 
 
 class NoiseScale(float):
-    """A noise scale tr(Σ) / |G|² in samples, with both estimates.
+    """A noise scale tr(Σ) / |G|² in samples, with both estimates."""
 
-    Attributes:
-        noise: tr(Σ).
-        signal: |G|²; not above 0 if noise hides the gradient.
-    """
-
-    noise: float
-    signal: float
+    noise: float  # tr(Σ)
+    signal: float  # |G|²; not above 0 if noise hides the gradient
 
     def __new__(cls, noise: float, signal: float) -> "NoiseScale":
         """Divide the one by the other; infinite where the signal is not above 0."""
@@ -50,17 +45,11 @@ class NoiseScale(float):
 
 @dataclass(frozen=True)
 class GradientNorm:
-    """l2-norm of the averaged gradient at one batch size, over several mini-batches.
-
-    Attributes:
-        batch_size: Samples of a mini-batch.
-        mean: Mean norm.
-        error: Its standard error; NaN for a single mini-batch.
-    """
+    """l2-norm of the averaged gradient at one batch size, over several mini-batches."""
 
     batch_size: int
     mean: float
-    error: float
+    error: float  # standard error of the mean; NaN for a single mini-batch
 
 
 def gradient_norms(
@@ -112,11 +101,8 @@ def stable_batch(norms: Sequence[GradientNorm], tolerance: float = 0.10) -> int:
     """Return the largest batch size up to which norms are similar to the smallest size's norm.
 
     Section III-D: "if two batch sizes give a similar l2-norm of the averaged gradients, it implies
-    they have a similar maximum allowed variance"; the paper does not define "similar".
-
-    Args:
-        norms: Norms measured by `gradient_norms`.
-        tolerance: Share by which a norm may lie below the smallest batch size's norm.
+    they have a similar maximum allowed variance"; the paper does not define "similar": here a norm
+    may lie below the smallest batch size's by a share `tolerance`.
     """
     check_number("tolerance", tolerance, lambda x: 0 <= x < 1, "from 0 to below 1")
     if not norms:
@@ -132,10 +118,8 @@ def max_stable_batch(
     data: Data,
     batch_sizes: Sequence[int],
     *,
-    loss_fn: LossFunction = nn.functional.cross_entropy,
     tolerance: float = 0.10,
-    batches: int = 8,
-    seed: int = 0,
+    **options: Any,
 ) -> int:
     """Return the maximum stable batch size B_s at the model's current parameters (section III-D).
 
@@ -144,8 +128,7 @@ def max_stable_batch(
     measure at the stage of training at which B_s is needed. See `gradient_norms` and `stable_batch`
     for the arguments and errors.
     """
-    norms = gradient_norms(model, data, batch_sizes, loss_fn=loss_fn, batches=batches, seed=seed)
-    return stable_batch(norms, tolerance)
+    return stable_batch(gradient_norms(model, data, batch_sizes, **options), tolerance)
 
 
 def noise_scale(
@@ -164,10 +147,7 @@ def noise_scale(
     Infinite if the estimate of |G|² is not above 0. A single ratio is noisy: average the results'
     `noise` and `signal` separately over several calls with different seeds, then divide.
 
-    Args:
-        model: See `gradient_norms`, also for `data`, `loss_fn` and `seed`.
-        batch_size: B, the small batch.
-        batches: n, at least 2.
+    See `gradient_norms` for the other arguments.
     """
     check_initialized(model, trained=True)
     small, mean, count = 0.0, None, 0
@@ -225,7 +205,7 @@ def full_cost(
     check_initialized(model)
     device, known = _device(model), known_loss(loss_fn)
     summed = known is not None and known.reduction == "sum"
-    number, novelty, to_check = 0, Novelty[Batch](), list[Batch]()
+    number, novelty, to_check = 0, Novelty(), list[Batch]()
     with _untouched(model, loss_fn, seed):
         total = torch.zeros((), dtype=torch.float64, device=device)
         divisor: float | Tensor = 0.0
@@ -240,8 +220,8 @@ def full_cost(
             divisor = 1.0 if summed else divisor + part
             if not is_torchs(loss_fn):
                 batch = read_batch(inputs, targets)
-                if (new := novelty.newest(batch, batch)) is not None:
-                    to_check.append(new)
+                if novelty.in_batch(batch):
+                    to_check.append(batch)
         for batch in to_check if number > 1 else ():
             _check_mean(model, loss_fn, batch, device)
         cost = float(total) / float(divisor) if float(divisor) > 0 else math.nan
@@ -264,11 +244,12 @@ def _check_mean(
     model: nn.Module, loss_fn: LossFunction, batch: Batch, device: torch.device
 ) -> None:
     """Refuse a loss that is no mean over samples."""
+    if batch.num_samples < 2:
+        return
     try:
-        check_loss_adds_up(model, loss_fn, batch, None, device, (True,))
-    except NotComparableError as error:
-        text = f"full_cost: {error}; where it is no mean over samples add up the cost yourself"
-        warnings.warn(text, UserWarning, stacklevel=4)
+        if not loss_check(model, loss_fn, device).loss_adds_up(few(loss_fn, batch)):
+            text = f"full_cost: {NOT_CHECKED}; where it is no mean over samples add up the cost"
+            warnings.warn(f"{text} yourself", UserWarning, stacklevel=4)
     except LossCheckError as error:
         raise LossCheckError(
             f"full_cost adds up mini-batches by their samples: {error}; or add up the cost yourself"

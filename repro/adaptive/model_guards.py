@@ -13,11 +13,8 @@ from repro.adaptive.optimizers import check_optimizer
 class ModelGuard:
     """The layers and parameters of a model and its optimizer; `check` refuses later changes.
 
-    Args:
-        model: The model.
-        optimizer: The optimizer of its parameters.
-        by_nodes: Whether the nodes that accumulate gradients must stay, which
-            DistributedDataParallel hooks; torch replaces them when a parameter's type changes.
+    `by_nodes`: the nodes that accumulate gradients must stay, which DistributedDataParallel hooks;
+    torch replaces them when a parameter's type changes.
     """
 
     def __init__(
@@ -43,12 +40,7 @@ class ModelGuard:
         return members, [(p.requires_grad, p.dtype, p.device) for p in self._parameters]
 
     def check(self) -> None:
-        """Refuse a model or an optimizer that has changed since this guard was made.
-
-        Raises:
-            ValueError: The model has other layers or parameters, or parameters were frozen,
-                unfrozen, moved or given another type; or the optimizer has other parameters.
-        """
+        """Refuse a model or an optimizer that has changed since this guard was made."""
         (members, kinds), (members_before, kinds_before) = self._now(), self._before
         if [*map(id, members)] != [*map(id, members_before)] or kinds != kinds_before:
             raise ValueError(
@@ -63,12 +55,7 @@ class ModelGuard:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Refuse layers that cannot be kept equal in all processes.
-
-    Raises:
-        ValueError: An embedding has a `max_norm`, which changes parameters in the forward pass
-            depending on the samples; or a parameter or a buffer is sparse or quantised.
-    """
+    """Refuse layers that cannot be kept equal in all processes."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise ValueError(
@@ -86,11 +73,7 @@ def check_layers(model: nn.Module) -> None:
 
 
 def check_initialized(model: nn.Module, trained: bool = False) -> None:
-    """Refuse a model with uninitialised lazy layers or, if `trained`, without trainable parameters.
-
-    Raises:
-        ValueError: The model is refused.
-    """
+    """Refuse uninitialised lazy layers or, if `trained`, a model without trainable parameters."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
         raise ValueError(

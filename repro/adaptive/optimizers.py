@@ -15,20 +15,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 # Each treats every parameter separately; LBFGS does not, SparseAdam needs sparse gradients.
 INDEPENDENT = (
-    torch.optim.ASGD,
-    torch.optim.Adadelta,
-    torch.optim.Adafactor,
-    torch.optim.Adagrad,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adamax,
-    torch.optim.Muon,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.SGD,
-)
+    torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad,
+    torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.Muon, torch.optim.NAdam,
+    torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD,
+)  # fmt: skip
 
 
 class WholeStepError(ValueError):
@@ -40,12 +30,7 @@ class SchedulerError(ValueError):
 
 
 def check_in_parts(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that must see all gradients at once.
-
-    Raises:
-        WholeStepError: The optimizer is none of torch's that treat every parameter separately, its
-            `step` was replaced, or a hook is called around it.
-    """
+    """Refuse an optimizer that must see all gradients at once."""
     name = type(optimizer).__name__
     hooks = (
         optimizer._optimizer_step_pre_hooks,
@@ -92,7 +77,7 @@ def without_autocast(kind: str) -> Iterator[None]:
 
 
 def no_gradient(names: Sequence[str]) -> str:
-    """Return the error text for parameters without a gradient."""
+    """The error text for parameters without a gradient."""
     return (
         f"{', '.join(names[:5])} got no gradient in this mini-batch: set requires_grad to False, "
         "or use every parameter in every step"
@@ -115,9 +100,6 @@ def check_optimizer(
     """Refuse an optimizer that would not train the model.
 
     It must hold all parameters of the model that require a gradient, and no others except `others`.
-
-    Raises:
-        ValueError: A parameter is missing or foreign, or torch would update wrong memory.
     """
     named = dict(model.named_parameters())
     trained = {name: p for name, p in named.items() if p.requires_grad}
@@ -149,11 +131,7 @@ def check_optimizer(
 
 
 def check_hooks(names: Mapping[Tensor, str], expected: int) -> None:
-    """Refuse hooks that would be called for every part of a gradient.
-
-    Raises:
-        ValueError: A parameter has more hooks than `expected`.
-    """
+    """Refuse hooks, more than `expected`, that would be called for every part of a gradient."""
     hooked = [
         name for p, name in names.items() if len(p._post_accumulate_grad_hooks or ()) > expected
     ]

@@ -1,18 +1,22 @@
-"""Joining and leaving the processes of a job; on one machine by loopback only."""
+"""Joining and leaving the processes of a job, on one machine by loopback only; their agreement."""
 
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from repro.measure import accelerator
+from repro.measure.untouched import bits, stored
 
 LOOPBACK = "127.0.0.1"
+MAKING = "making a DataParallel"
 
 
 class PeerError(RuntimeError):
@@ -27,11 +31,6 @@ def on_one_machine() -> bool:
     return os.environ.get("MASTER_ADDR") in (LOOPBACK, "localhost")
 
 
-def _torchruns_store() -> bool:
-    """Whether torchrun itself hosts the store by which processes find each other."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
 def _by_loopback(backend: str, timeout: timedelta) -> dict[str, Any]:
     """Connect by the loopback interface, unless the environment names another.
 
@@ -39,7 +38,8 @@ def _by_loopback(backend: str, timeout: timedelta) -> dict[str, Any]:
     """
     if interfaces := {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}:
         os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", min(interfaces))
-    if _torchruns_store() or os.environ.get("MASTER_ADDR") not in (LOOPBACK, "localhost"):
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if of_torchrun or os.environ.get("MASTER_ADDR") not in (LOOPBACK, "localhost"):
         return {}
     rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     options: dict[str, Any] = {}
@@ -55,8 +55,7 @@ def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0)
 
     Without torchrun there is one process, and nothing to join. gloo connects CPUs; NCCL, or torch's
     backend for another accelerator, connects GPUs, one per process. Processes on one machine use
-    its loopback interface (unless ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` name another);
-    `meeting_place` describes torchrun's own store, which may listen on every interface.
+    its loopback interface (unless ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` name another).
 
     Args:
         device: ``"cpu"``, or the type of an accelerator such as ``"cuda"``.
@@ -79,25 +78,8 @@ def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0)
     return dist.get_rank(), dist.get_world_size()
 
 
-def meeting_place() -> str:
-    """Describe in a line the interfaces on which this job's processes listen for each other."""
-    backend = dist.get_backend()
-    interface = os.environ.get(f"{backend.upper()}_SOCKET_IFNAME", "an interface of its choice")
-    connection = f"{dist.get_world_size()} processes, connected by {backend} over {interface}"
-    if not _torchruns_store():
-        return connection
-    return (
-        f"{connection}; torchrun's store listens on every interface, port "
-        f"{os.environ['MASTER_PORT']}: keep that port closed to others, or see docs/torchrun.md"
-    )
-
-
 def leave_processes() -> None:
-    """Wait for the other processes and leave the group; nothing to do for a single process.
-
-    Raises:
-        PeerError: Another process was lost before its own call.
-    """
+    """Wait for the other processes and leave the group; nothing to do for a single process."""
     if not (dist.is_available() and dist.is_initialized()):
         return
     try:
@@ -108,12 +90,7 @@ def leave_processes() -> None:
 
 
 def share(samples: int, rank: int, processes: int, shares: Sequence[int] | None = None) -> slice:
-    """Return a process's samples of a mini-batch; by default shares differ by at most one.
-
-    Raises:
-        ValueError: There is no such rank, or `shares` is not one number for each process that
-            together sum to the mini-batch.
-    """
+    """A process's samples of a mini-batch; by default shares differ by at most one."""
     if samples < 0 or processes < 1 or not 0 <= rank < processes:
         raise ValueError(
             f"{samples} samples, rank {rank} of {processes}; ranks are 0 to {processes - 1}"
@@ -131,7 +108,7 @@ def share(samples: int, rank: int, processes: int, shares: Sequence[int] | None 
 
 
 def lost_peer(what: str | int, why: object) -> str:
-    """Return the error text for a step, or another action, that a lost process made fail."""
+    """The error text for a step, or another action, that a lost process made fail."""
     done = f"averaging the gradients of step {what}" if isinstance(what, int) else what
     rank, processes = (os.environ.get(name, "?") for name in ("RANK", "WORLD_SIZE"))
     if dist.is_initialized():
@@ -157,3 +134,43 @@ def with_peers(what: str | int) -> Iterator[None]:
         if isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words):
             raise PeerError(lost_peer(what, error)) from error
         raise
+
+
+# All processes train one model with the same options on the same mini-batch, or none does.
+
+
+def gathered(value: Any, group: dist.ProcessGroup, what: str | int = MAKING) -> list[Any]:
+    """The value of each process, by rank; `what` is done meanwhile, see `lost_peer`."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    with with_peers(what):
+        dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def check_alike(lines: Sequence[str], group: dist.ProcessGroup, remedy: str) -> None:
+    """Refuse what differs between processes, described in lines."""
+    for rank, others in enumerate(gathered(lines, group)):
+        for ours, theirs in zip_longest(lines, others, fillvalue="nothing"):
+            if ours != theirs:
+                raise ValueError(
+                    f"rank {dist.get_rank(group)} has {ours}, rank {rank} has {theirs}; {remedy}"
+                )
+
+
+def described(model: nn.Module) -> list[str]:
+    """The lines that describe the properties of a model that all processes must share."""
+    parameters = [
+        f"{name} {tuple(p.shape)}, {p.dtype}, strides {p.stride()}, requires_grad {p.requires_grad}"
+        for name, p in model.named_parameters()
+    ]
+    buffers = model.named_buffers()
+    return parameters + [f"buffer {name} {tuple(b.shape)}, {b.dtype}" for name, b in buffers]
+
+
+def broadcast(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """Copy rank 0's tensor of any layout and type to all, as bytes: gloo supports few types."""
+    target = stored(tensor.detach())
+    sent = bits(tensor)
+    dist.broadcast(sent, 0, group=group)
+    if sent.data_ptr() != target.data_ptr():
+        target.copy_(sent.view(tensor.dtype).view(target.shape))

@@ -18,11 +18,7 @@ class Parameters(dict[str, Any]):
     """A module's dictionary of parameters, which updates each parameter before it is read.
 
     Attribute access, `parameters()` and `state_dict()` read from it. A copy, pickled or not, is a
-    plain dictionary of updated parameters.
-
-    Args:
-        members: The module's own dictionary.
-        update: Called with parameters that are about to be read.
+    plain dictionary of updated parameters. `update` is called with parameters about to be read.
     """
 
     def __init__(self, members: dict[str, Any], update: Callable[[Iterable[Any]], None]) -> None:
@@ -59,10 +55,9 @@ class Parameters(dict[str, Any]):
 
 
 def held_elsewhere(model: nn.Module) -> set[nn.Parameter]:
-    """Return parameters that a module holds, or shares memory with, other than as its parameters.
+    """Parameters that a module holds, or shares memory with, other than as its parameters.
 
-    The search covers the modules' attributes and buffers: tensors, and containers, partial
-    functions and closures with tensors.
+    Searched are attributes and buffers: tensors, and containers, partial functions and closures.
     """
     by_memory = {
         p.untyped_storage().data_ptr(): p for p in model.parameters() if p.layout is torch.strided

@@ -23,21 +23,13 @@ Schedule = Sequence[tuple[int, int]]  # (batch size, epochs), in order
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """The mean training step of a measured run.
+    """The mean training step of a measured run."""
 
-    Attributes:
-        batch_size: Samples of the mini-batch, over all processes.
-        processes: Number of processes.
-        computation_s: Seconds of forward pass, backward pass and update in each process.
-        communication_s: Seconds in which gradients were communicated or summed.
-        blocked_s: Seconds in which computation waited.
-    """
-
-    batch_size: int
+    batch_size: int  # samples of the mini-batch, over all processes
     processes: int
-    computation_s: float
-    communication_s: float = 0.0
-    blocked_s: float = 0.0
+    computation_s: float  # forward pass, backward pass and update in each process
+    communication_s: float = 0.0  # in which gradients were communicated or summed
+    blocked_s: float = 0.0  # in which computation waited
 
 
 @dataclass(frozen=True)
@@ -56,24 +48,13 @@ class StepCost:
 
 @dataclass(frozen=True)
 class ScalingModel:
-    """Costs of a training step on the nodes of a cluster.
+    """Costs of a training step on the nodes of a cluster."""
 
-    Attributes:
-        sample_s: c, seconds of computation per sample.
-        overhead_s: o, further seconds per step: the small-batch inefficiency of section VI-B.
-        latency_s: m α, seconds of latency of one round of all messages.
-        transfer_s: β G, seconds in which a node sends all its gradients once.
-        overlap: ω, the share of the computation under which communication can hide.
-
-    Raises:
-        ValueError: A cost is negative or not finite, or there is no cost per sample.
-    """
-
-    sample_s: float
-    overhead_s: float = 0.0
-    latency_s: float = 0.0
-    transfer_s: float = 0.0
-    overlap: float = 1.0
+    sample_s: float  # c, seconds of computation per sample
+    overhead_s: float = 0.0  # o, of each step: the small-batch inefficiency of section VI-B
+    latency_s: float = 0.0  # m α, of one round of all messages
+    transfer_s: float = 0.0  # β G, in which a node sends all its gradients once
+    overlap: float = 1.0  # ω, the share of the computation under which communication can hide
 
     def __post_init__(self) -> None:
         costs = (self.overhead_s, self.latency_s, self.transfer_s, self.overlap)
@@ -117,7 +98,9 @@ class ScalingModel:
                 "their number; give larger batches, or repeat the measurement"
             )
         several = [step for step in steps if step.processes > 1]
-        latency, per_byte = fit_messages(messages) if messages else (0.0, 0.0)
+        # Averagings of some bytes by P processes: seconds = 2 (P - 1) (α + β bytes / P).
+        rows = [[2 * (p - 1), 2 * (p - 1) * size / p] for size, p, _ in messages]
+        latency, per_byte = _fitted(rows, [m[2] for m in messages]) if messages else (0.0, 0.0)
         model = cls(sample, overhead, latency * rounds, per_byte * gradient_bytes)
         alone = [model.step(step.batch_size, step.processes).communication_s for step in several]
         if any(alone):
@@ -145,13 +128,7 @@ class ScalingModel:
         return StepCost(computation, communication, blocked)
 
     def training_time(self, schedule: Schedule, samples: int, processes: int) -> float:
-        """Return the seconds of a training run of ⌈N / B⌉ steps in each epoch.
-
-        Args:
-            schedule: Batch sizes and the number of epochs of each.
-            samples: N, samples of an epoch.
-            processes: Nodes.
-        """
+        """Return the seconds of a training run of ⌈N / B⌉ steps in each epoch of N `samples`."""
         return sum(
             epochs * math.ceil(samples / batch) * self.step(batch, processes).total_s
             for batch, epochs in schedule
@@ -206,20 +183,6 @@ class ScalingModel:
         bounds = (low[: 2 + len(free)], high[: 2 + len(free)])
         fits = [least_squares(errors, start, bounds=bounds) for start in starts]
         return model(min(fits, key=lambda fit: float(fit.cost)).x)
-
-
-def fit_messages(messages: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Return α and β fitted to averagings: seconds = 2 (P - 1) (α + β bytes / P).
-
-    Args:
-        messages: (bytes, processes, seconds) of each; relative errors are minimised.
-
-    Raises:
-        ValueError: The messages are of one size, or of one process.
-    """
-    rows = [[2 * (p - 1), 2 * (p - 1) * size / p] for size, p, _ in messages]
-    latency, per_byte = _fitted(rows, [seconds for _, _, seconds in messages])
-    return latency, per_byte
 
 
 def _fitted(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:

@@ -11,13 +11,7 @@ _WINDOW = 10  # epochs of the moving average of noise estimates; the last has we
 
 
 class FixedBatch(BatchController):
-    """One batch size from beginning to end, with a decaying rate.
-
-    Args:
-        batch_size: Samples of a mini-batch.
-        lr: Learning rate.
-        **options: `decay`, `decay_at`, `warmup`, `warmup_from`, see `BatchController`.
-    """
+    """One batch size from beginning to end, with a decaying rate; see `BatchController`."""
 
     def __init__(self, batch_size: int, lr: float, **options: Any) -> None:
         super().__init__(batch_size, batch_size, lr, **options)
@@ -30,14 +24,8 @@ class LinearScaling(FixedBatch):
     """A large batch with a rate in proportion, reached by a gradual warm-up.
 
     Source: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv:1706.02677), sections 2.1 and
-    2.2: within five epochs the rate rises from the base batch's rate to k times that rate.
-
-    Args:
-        batch_size: kn, samples of a mini-batch.
-        base_batch: n, the batch size for `base_lr`.
-        base_lr: η.
-        warmup: Epochs of the rise.
-        **options: `decay`, `decay_at`, see `BatchController`.
+    2.2: within five epochs the rate rises from η, `base_lr`, the rate of n samples, `base_batch`,
+    to kη for kn samples, `batch_size`.
     """
 
     def __init__(
@@ -56,13 +44,7 @@ class ScheduledBatch(BatchController):
     Source: the paper's third method, Smith et al., "Don't Decay the Learning Rate, Increase the
     Batch Size" (arXiv:1711.00489), which replaces each decay of the rate by a growth of the batch.
 
-    Args:
-        initial_batch: Samples of a mini-batch at the start.
-        max_batch: Largest batch size.
-        lr: Learning rate.
-        every: Epochs between two growths.
-        growth: Factor by which the batch grows.
-        **options: `decay`, `decay_at`, `warmup`, `warmup_from`, see `BatchController`.
+    `every` is the number of epochs between two growths; see `BatchController` for the others.
     """
 
     _SETTINGS = (*BatchController._SETTINGS, "every")
@@ -99,16 +81,11 @@ class NoiseScaleBatch(BatchController):
     batch size stays.
 
     Args:
-        initial_batch: Samples of a mini-batch at the start.
-        max_batch: Largest batch size.
-        initial_lr: Learning rate at the start.
+        initial_batch: See `BatchController`, also for `max_batch`, `initial_lr` and `growth`.
         measure: Returns the noise scale in samples at the current parameters, preferably of other
             samples each time, such as `repro.adaptive.noise_scale` with another `seed`. A
             `NoiseScale` is averaged; a plain number is used directly. Called once per epoch.
-        growth: Factor by which batch and rate grow.
         factors: Most factors of growth in an epoch; ``math.inf`` follows the scale at once.
-        **options: `lr_exponent`, `decay`, `decay_at`, `warmup`, `warmup_from`, see
-            `BatchController`.
 
     Attributes:
         scale: Measured noise scale, averaged over epochs, in samples; infinite if noise hides the
@@ -185,11 +162,7 @@ class NoImprovement:
         self._epochs = 0
 
     def observe(self, value: float) -> bool:
-        """Take the metric of an epoch and return whether to stop.
-
-        Raises:
-            DivergedError: The value is NaN.
-        """
+        """Take the metric of an epoch and return whether to stop."""
         if math.isnan(value):
             raise DivergedError(
                 f"the metric of epoch {self._epochs + 1} is NaN: training has diverged, or the "

@@ -2,26 +2,26 @@
 
 from repro.mbs.batchnorm import DeferredBatchNorm
 from repro.mbs.errors import (
-    BatchSizeMismatchError,
     DistributedModelError,
-    EmptyBatchError,
     HookError,
     InputGradientError,
-    LossCheckError,
-    LossReductionError,
-    LossShapeError,
     MicroBatchError,
     MicroBatchSizeError,
-    MixedSamplesError,
     NondeterministicModelError,
     NonFiniteLossError,
-    UnsplittableBatchError,
-    UnsupportedLossError,
 )
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span
 from repro.mbs.streamer import MicroBatchStreamer
 from repro.mbs.weighing import StreamResult, token_counts
+from repro.measure.batches import BatchSizeMismatchError, EmptyBatchError, UnsplittableBatchError
+from repro.measure.loss_parts import (
+    LossCheckError,
+    LossReductionError,
+    LossShapeError,
+    MixedSamplesError,
+    UnsupportedLossError,
+)
 
 __all__ = [
     "BatchSizeMismatchError",

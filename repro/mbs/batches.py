@@ -1,27 +1,21 @@
 """Cutting of mini-batches, or pieces of them, into micro-batches, and joining of outputs."""
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.mbs.errors import (
-    MicroBatchError,
-    UnsplittableBatchError,
-    check_no_graph,
-    named_errors,
-)
+from repro.mbs.errors import MicroBatchError, check_no_graph
 from repro.mbs.transaction import same_memory
 from repro.measure.batches import (
     Batch,
     BatchError,
     SplitFunction,
+    UnsplittableBatchError,
     bounds,
     leaves_of,
     map_leaves,
@@ -67,10 +61,6 @@ class Piece:
         Sizes differ by at most one sample, and there are `fewest` micro-batches or more;
         `as_in_paper` all but the last have the full size. Without weights those of a known `loss`
         are used.
-
-        Raises:
-            MicroBatchError: The weights fit neither the samples nor the micro-batches, or `split`
-                did not return micro-batches.
         """
         if self.batch is not None:
             batch, size = self.batch, micro_batch_size
@@ -85,8 +75,7 @@ class Piece:
 
         else:
             assert self.split is not None
-            with named_errors():
-                parts = split_by(self.split, self.inputs, self.targets, micro_batch_size)
+            parts = split_by(self.split, self.inputs, self.targets, micro_batch_size)
             ends = list(itertools.accumulate((count for _, _, count in parts), initial=0))
             ranges = list(itertools.pairwise(ends))
             if ends[-1] != self.num_samples:
@@ -150,13 +139,11 @@ class Reader:
             check_no_graph(targets, "a target")
         checked = _checked_weights(weights)
         if self._split is not None:
-            with named_errors():
-                every = split_by(self._split, inputs, targets, _ALL)
+            every = split_by(self._split, inputs, targets, _ALL)
             count = sum(part[2] for part in every)
             _check_all_samples(inputs, targets, every, count)
             return Piece(inputs, targets, count, checked, None, self._split)
-        with named_errors():
-            batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
+        batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
         if checked is not None and len(checked) != batch.num_samples:
             raise MicroBatchError(
                 f"{len(checked)} weights were given for {batch.num_samples} samples; give one "
@@ -165,41 +152,24 @@ class Reader:
         return Piece(batch.inputs, batch.targets, batch.num_samples, checked, batch)
 
     def pieces_of(self, inputs: Any, targets: Any, weights: Any) -> Iterator[Piece] | None:
-        """Return the pieces of a mini-batch given as an iterable, None if it is given whole.
-
-        An iterable yields (inputs, targets) or (inputs, targets, weights).
-
-        Raises:
-            MicroBatchError: Targets or weights were given with an iterable.
-        """
-        whole = isinstance(inputs, torch.Tensor | np.ndarray | tuple | list | Mapping)
-        if whole or dataclasses.is_dataclass(inputs) or not isinstance(inputs, Iterable):
+        """Return the pieces (inputs, targets) of a mini-batch given as an iterator, else None."""
+        if not isinstance(inputs, Iterator):
             return None
-        if self._split is not None and not isinstance(inputs, Iterator):
-            return None  # an object that only `split` can read
         if targets is not None or weights is not None:
             raise MicroBatchError(
-                "a mini-batch given as an iterable yields (inputs, targets) or (inputs, targets, "
-                "weights) itself; do not pass targets or weights beside it"
+                "a mini-batch given as an iterator yields (inputs, targets) itself, and has no "
+                "weights; do not pass targets or weights beside it"
             )
-        return self._read_pieces(iter(inputs))
+        return self._read_pieces(inputs)
 
     def _read_pieces(self, source: Iterator[Any]) -> Iterator[Piece]:
-        weighed: bool | None = None
         for item in source:
-            if not isinstance(item, tuple | list) or len(item) not in (2, 3):
+            if not isinstance(item, tuple | list) or len(item) != 2:
                 raise MicroBatchError(
-                    f"the iterable yielded {type(item).__name__}; each piece must be (inputs, "
-                    f"targets) or (inputs, targets, weights)"
+                    f"the iterator yielded {type(item).__name__}; each piece must be (inputs, "
+                    f"targets)"
                 )
-            piece = self.read(item[0], item[1], item[2] if len(item) == 3 else None)
-            if weighed is not None and weighed != (piece.weights is not None):
-                raise MicroBatchError(
-                    "some pieces of the mini-batch have weights and others have none, so that "
-                    "their shares cannot be told; give weights with each piece or with none"
-                )
-            weighed = piece.weights is not None
-            yield piece
+            yield self.read(item[0], item[1], None)
 
 
 def _check_all_samples(inputs: Any, targets: Any, parts: list[Any], count: int) -> None:
@@ -244,14 +214,6 @@ def own_memory(outputs: Any, inputs: Any) -> Any:
         return leaf.clone() if strided and any(same_memory(leaf, one) for one in given) else leaf
 
     return map_leaves(unshared, outputs)
-
-
-def zero_of(outputs: Any) -> torch.Tensor:
-    """Return a zero that depends on the outputs, so that a backward pass reaches the model."""
-    leaves = [leaf for leaf in leaves_of(outputs) if getattr(leaf, "requires_grad", False)]
-    if not leaves:
-        return torch.zeros(())
-    return torch.stack([leaf.nan_to_num(0.0, 0.0, 0.0).sum() * 0.0 for leaf in leaves]).sum()
 
 
 def uncounted_copy(micro_batch: Any, device: torch.device) -> Any:

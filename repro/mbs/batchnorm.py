@@ -26,10 +26,6 @@ class DeferredBatchNorm:
 
     Differs from the paper: Micro-Batch Streaming (section 4.2.2) leaves BatchNorm unchanged, so
     that the running statistics move once per micro-batch.
-
-    Raises:
-        MicroBatchError: A layer updates its running statistics nonetheless.
-        ValueError: The model has a `SyncBatchNorm`, which shares its statistics itself.
     """
 
     def __init__(self, model: nn.Module) -> None:

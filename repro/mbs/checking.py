@@ -1,355 +1,196 @@
-"""Comparisons of a mini-batch as a whole with its micro-batches."""
+"""Choice of the mini-batches, and the samples, on which losses are checked to add up."""
 
-import math
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
-from repro.mbs.batches import own_memory
-from repro.mbs.errors import LossCheckError, MicroBatchError, MixedSamplesError, loss_of
+from repro.mbs.batches import Piece, joined_targets
 from repro.mbs.setting import Setting
-from repro.measure import is_out_of_memory
-from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
-from repro.measure.containers import holds_tensors
-from repro.measure.loss_parts import (
-    HALF,
-    Evaluated,
-    compare,
-    difference,
-    differentiated,
-    evaluate,
-    floats,
-    fresh,
-    joined,
-    kinds_of,
-    normalises_by_batch,
-    relative,
-    tolerance,
-)
-from repro.measure.untouched import Snapshot
+from repro.mbs.sizing import release_memory
+from repro.measure import is_out_of_memory, memory_state
+from repro.measure.loss_check import LossCheck, Sample
+from repro.measure.telling import Novelty, telling_samples
 
-_WAYS = (
+_MOST_BYTES = 2**28  # most bytes of outputs kept for a comparison
+_CHECKED = {
+    "loss": "that the loss of a mini-batch is the mean over its samples",
+    "mixing": "that the model treats samples one by one",
+}
+_ADVICE = (
     "If it is a mean over something else than samples, such as tokens, give weights= (one per "
     "sample; token_counts counts tokens); if it is a sum, normalization='none'; if it needs the "
     "mini-batch as a whole (a ratio, a root, pairs of samples), two_pass=True. What the loss "
-    "knows of single samples (a teacher's outputs, weights of samples) belongs in targets. "
-)
-_INSIDE = (
+    "knows of single samples (a teacher's outputs, weights of samples) belongs in targets. ",
     "The loss is computed inside the model: with Hugging Face's models pass num_items_in_batch "
     "among the inputs with normalization='none', or weights=token_counts(labels), shifted for a "
-    "causal language model; with others compute it in loss_fn. "
+    "causal language model; with others compute it in loss_fn. ",
 )
-_OFF = "check='off' computes it all the same"
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Groups of samples of a mini-batch, such as its micro-batches, and all groups as one."""
+class Verification:
+    """Checks mini-batches when a check is due, and remembers the checks made.
 
-    parts: Iterable[Any]  # (inputs, targets) of each group
-    counts: Sequence[int]
-    weights: Sequence[float]  # of each group
-    exact: bool  # whether a group's share is its weight over the total weight
-    targets: Callable[[int], Any]  # of the first groups, concatenated
-    inputs: Any = None  # of all groups, concatenated; None if that is impossible
-    twice: Any = None  # inputs of the second group, repeated; None without a second group
-
-    def factors(self, count: int) -> list[float]:
-        """Return each share of the first `count` groups in their joint loss."""
-        total = sum(self.weights[:count])
-        return [weight / total if self.exact else 1.0 for weight in self.weights[:count]]
-
-
-class SelfCheck:
-    """Compares the losses of samples' parts with the loss of the whole, and the model's outputs.
-
-    No backward pass through the model is made. `hidden_state` says whether two forward passes with
-    the same samples, buffers and random numbers computed different outputs.
+    `modules` and `loss_fn` are those of the current mini-batch.
     """
 
     def __init__(
         self,
+        check: str,
+        two_pass: bool,
         setting: Setting,
         modules: Sequence[nn.Module],
-        loss_fn: Callable[..., torch.Tensor],
+        loss_fn: Callable[..., Any],
     ) -> None:
-        # The uncompiled module: other shapes and evaluation mode would compile it twice more.
-        self._module = getattr(setting.module, "_orig_mod", setting.module)
-        self._modules, self._loss_fn = modules, loss_fn
-        self._undone = partial(setting.ledger.transaction, keep=False)
-        self._device, self._precision = setting.device, setting.precision
-        self.hidden_state = False
+        self._check, self._two_pass = check, two_pass
+        self._setting, self._weighing = setting, setting.weighing
+        undone = partial(setting.ledger.transaction, keep=False)
+        given = setting.module, modules, loss_fn, setting.device, undone
+        self.compare = LossCheck(*given, setting.precision.forward, _ADVICE)
+        self._checked: set[str] = set()
+        self._novelty = Novelty()
+        self._unmade: set[str] = set()
+        self._stateful: list[str] = []
+        self._warned_of_state = False
 
-    def outputs_add_up(self, sample: Sample, room: float) -> bool:
-        """Compare the losses of the groups' outputs; return whether that was possible.
+    def begin(self, changed: bool) -> None:
+        """Start a mini-batch; `changed`: whether the loss function is another one."""
+        self._unmade, self._stateful = set(), []
+        if changed:
+            self._checked.discard("loss")
 
-        Outputs are computed once, so that layers' random numbers and batch statistics do not
-        matter. The first groups are used, as far as `room` in host memory, in bytes, holds outputs.
+    def forget(self) -> None:
+        """Forget all checks: the model's layers have changed."""
+        self._checked.clear()
+
+    def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
+        """Check model and loss if a check is due; with `alone` the piece is a whole mini-batch.
 
         Raises:
-            LossCheckError: The losses do not add up.
+            LossCheckError: The losses of micro-batches do not add up to the mini-batch's.
+            MixedSamplesError: The model's outputs depend on the division into micro-batches.
         """
-        # Training SyncBatchNorm would wait for processes that check nothing.
-        return self._attempt(self._compare_outputs, sample, room, evaluating=nn.SyncBatchNorm)
+        # The effect of `split` on a mini-batch is unknown here.
+        unknown = self._weighing.known is None or piece.weights is not None or piece.batch is None
+        in_paper = self._weighing.normalization == "paper"
+        loss = unknown and not self._two_pass and not in_paper
+        # The paper's exact algorithm is checked only for parts divided by mistake.
+        mixing = piece.batch is not None and (not in_paper or piece.batch.num_splittable() > 1)
+        number = piece.num_samples
+        if self._check == "off" or not (loss or mixing) or (alone and size >= number):
+            return
+        if number < 2 or self._setting.processes.sharded:  # all its processes would have to check
+            self._unmade = {"loss"} - self._checked if loss else set()
+            return
+        new = loss and piece.batch is not None and self._novelty.in_batch(piece.batch)
+        always = self._check == "always"
+        if mixing and (always or "mixing" not in self._checked):
+            self._mark(self._small(piece, size, self.compare.samples_stay_apart), "mixing")
+            if self.compare.hidden_state:
+                self._stateful.append("something outside the model's buffers")
+        if loss and (always or "loss" not in self._checked or new):
+            made = size < number and self._of_micro_batches(piece, size)
+            self._mark(made or self._small(piece, size, self.compare.loss_adds_up), "loss")
 
-    def loss_adds_up(self, sample: Sample) -> bool:
-        """Compare the losses of a few samples; return whether that was possible.
+    def _of_micro_batches(self, piece: Piece, size: int) -> bool:
+        """Compare the losses of micro-batches with the whole loss; return whether that ran."""
+        device = self._setting.device
+        if memory_state(device).simulated:
+            return False  # a budget counts every byte: a size that fits would seem too large
+        host = memory_state("cpu")
+        room = min(_MOST_BYTES, max(0, host.limit_bytes - host.live_bytes) // 16)
+        plan, batch = self._weighing.plan(piece, size), piece.batch
 
-        They are computed as a whole, too: a loss may depend on more than outputs and targets.
+        def targets(count: int) -> Any:
+            if batch is not None:
+                return batch.slice(0, plan.bounds[count - 1][1])[1]
+            return joined_targets([part[1] for part in itertools.islice(plan.parts(), count)])
 
-        Raises:
-            LossCheckError: The losses do not add up.
-        """
-        normalises = any(isinstance(m, _NormBase) and m.training for m in self._modules)
-        every: tuple[Any, ...] = (nn.SyncBatchNorm, nn.Module, (_DropoutNd, _NormBase))
-        for kinds in every:
-            if self._attempt(self._compare_outputs, sample, math.inf, evaluating=kinds):
-                return True
-            # In training mode, if repeatable; dropout is not.
-            if normalises and kinds is nn.SyncBatchNorm:
-                continue
-            if self._attempt(self._compare_inside, sample, evaluating=kinds):
-                return True
+        counts = [stop - start for start, stop in plan.bounds]
+        inputs = None if batch is None else batch.inputs
+        exact = self._weighing.normalization == "exact"
+        sample = Sample(plan.parts(), counts, plan.weights, exact, targets, inputs)
+        try:
+            return self.compare.outputs_add_up(sample, room)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        release_memory(device)
         return False
 
-    def samples_stay_apart(self, sample: Sample) -> bool:
-        """Compare the outputs of a few samples; return whether that was possible.
+    def _mark(self, made: bool, kind: str) -> None:
+        (self._checked if made else self._unmade).add(kind)
+        if made:
+            self._unmade.discard(kind)
 
-        They are computed once beside other samples and once beside copies of themselves, with the
-        same random numbers: outputs differ if a tensor that all samples need was divided, or if the
-        model compares samples.
+    def note_state(self, changed: Callable[[], list[str]]) -> None:
+        """Note the names of buffers that one micro-batch has changed and the next one reads."""
+        if self._check != "off" and not self._warned_of_state:
+            self._stateful += changed()
 
-        Raises:
-            MixedSamplesError: The outputs depend on how the samples were divided.
+    def warn(self) -> None:
+        """Warn, once each, of problems noted in a mini-batch that succeeded."""
+        # After the mini-batch: if it failed, its own error says more.
+        if self._stateful and not self._warned_of_state:
+            self._warned_of_state = True
+            names = ", ".join(self._stateful[:3]) + (" and others" if self._stateful[3:] else "")
+            warnings.warn(
+                f"a forward pass changes {names}. Each micro-batch does so. If the next one "
+                f"computes with what it left (a codebook, a queue, a running mean, a power "
+                f"iteration), the gradient is not that of the undivided mini-batch: update it once "
+                f"for each mini-batch, outside forward. Name random number generators of the "
+                f"model's own in generators=; check='off' says that all is well (a count of calls)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        if self._unmade:
+            self._checked |= self._unmade
+            unchecked = " and ".join(t for name, t in _CHECKED.items() if name in self._unmade)
+            warnings.warn(
+                f"MicroBatchStreamer could not check {unchecked}: a few samples cannot be computed "
+                f"alone, or have another outcome the second time; the model is fully sharded; or a "
+                f"mini-batch comes one sample at a time. docs/losses.md says what to give for "
+                f"which loss; check='off' says that it is so",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _small(self, piece: Piece, size: int, check: Callable[[Sample], bool]) -> bool:
+        """Check on a few samples, with separate forward passes; return whether that ran.
+
+        Two groups have the size of micro-batches, or half of it if memory runs out or the model
+        refuses their number: some models accept no fewer, or no more, samples at once.
         """
-        if normalises_by_batch(self._modules):
-            return True
-        # Micro-batch statistics are the paper's behaviour, so that no model is refused for them.
-        kinds: tuple[Any, ...] = (_NormBase, nn.Module)
-        made = any(self._attempt(self._compare_neighbours, sample, evaluating=k) for k in kinds)
-        return made or self.hidden_state
+        number = piece.num_samples
+        count = min(number // -(-number // size), number // 2)
+        half = max(1, min(size // 2, number // 2))
+        counts = [count, half] if half < count else [count]
+        while counts:
+            count = counts.pop(0)
+            try:
+                sample = self._sample(piece, count)
+                if sample is not None and check(sample):
+                    return True
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                if not counts and count > 1:
+                    counts.append(count // 2)
+            release_memory(self._setting.device)
+        return False
 
-    def _attempt(self, check: Callable[..., bool], *arguments: Any, evaluating: Any = ()) -> bool:
-        """Run a check with modules of some kinds in evaluation mode; return whether it ran."""
-        attributes = Snapshot(self._module, tensors=False)
-        try:
-            with self._undone(), self._evaluating(evaluating):
-                return check(*arguments)
-        except Exception as error:
-            if is_out_of_memory(error) or isinstance(error, LossCheckError | MixedSamplesError):
-                raise
-            return False
-        finally:
-            attributes.restore()
-
-    @contextmanager
-    def _evaluating(self, kinds: Any) -> Iterator[None]:
-        modes = [(m, m.training) for m in self._modules if isinstance(m, kinds)]
-        try:
-            for module, _ in modes:
-                module.training = False
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
-
-    # The loss
-
-    def _compare_outputs(self, sample: Sample, room: float) -> bool:
-        pairs: list[tuple[Any, Any]] = []
-        recorded = None  # the first loss, with the state that the forward pass changed
-        for inputs, targets in sample.parts:
-            outputs = self._forward(inputs)
-            leaves = leaves_of(outputs)
-            room -= sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-            if not all(map(_can_be_joined, leaves)):
-                return False
-            if room < 0:
-                break
-            recorded = recorded or self._evaluated(outputs, targets)
-            pairs.append((to_device(outputs, torch.device("cpu")), targets))
-        if recorded is None or len(pairs) < 2:
-            return False
-        counts, factors = sample.counts[: len(pairs)], sample.factors(len(pairs))
-        uneven = sample.inputs is None  # samples may have different numbers of rows
-        together = joined([outputs for outputs, _ in pairs], None if uneven else counts)
-        parts = [self._evaluated(*pair) for pair in pairs]
-        inside = all(part.inside for part in parts)
-        # A loss that reads what the forward pass left has another value after later passes.
-        again = relative(parts[0].loss, recorded) if torch.isfinite(recorded.loss) else 0.0
-        if together is None or inside or again > 1e-6:
-            return False
-        # Rounding to half precision changes a loss by more than the faults to be found.
-        half = any(leaf.dtype in HALF for leaf in floats(together))
-        wide = half or self._precision.dtype is not None
-        if wide:
-            parts = [self._evaluated(*pair, wide=True) for pair in pairs]
-
-        def whole() -> Evaluated:
-            with _fails_as(
-                LossCheckError,
-                f"the loss can be computed over {counts[0]} samples, but not over {sum(counts)}: "
-                f"the model returned, or the loss was given, something that belongs to the whole "
-                f"mini-batch and was divided; name it in shared=",
-            ):
-                return self._evaluated(together, sample.targets(len(pairs)), wide)
-
-        return self._compare_losses(counts, factors, parts, whole, False, wide)
-
-    def _compare_inside(self, sample: Sample) -> bool:
-        """Compare losses, with a graph from the model's outputs to the loss only."""
-        parts = [self._with_graph(*part) for part in sample.parts]
-        whole = partial(self._with_graph, sample.inputs, sample.targets(len(parts)))
-        factors = sample.factors(len(parts))
-        return self._compare_losses(sample.counts, factors, parts, whole, True, False)
-
-    def _compare_losses(
-        self,
-        counts: Sequence[int],
-        factors: Sequence[float],
-        parts: list[Evaluated],
-        evaluate_whole: Callable[[], Evaluated],
-        inside: bool,
-        wide: bool,
-    ) -> bool:
-        whole = evaluate_whole()
-        if not torch.isfinite(whole.loss):
-            return False  # the mini-batch itself will raise the error
-        found = compare(whole, parts, factors)
-        kinds = [whole.loss, *whole.gradients]
-        narrow = self._tolerance(kinds, narrow=True, wide=wide)
-        allowed = self._tolerance(kinds) if inside else narrow  # of the very same outputs
-        if found.value <= narrow and found.gradient <= allowed:
-            return True
-        again = evaluate_whole()
-        spread = relative(again.loss, whole)
-        if spread > narrow or (difference(again.gradients, whole.gradients) or 0.0) > allowed:
-            return False
-        raise LossCheckError(
-            f"the loss of {sum(counts)} samples is {found.whole:.6g}, that of its "
-            f"{len(counts)} parts together {found.combined:.6g}; their gradients by the outputs "
-            f"differ by {100 * found.gradient:.3g} %. "
-            f"{'It is no sum' if set(factors) == {1.0} else 'It is no mean'} over samples. "
-            f"{_INSIDE if inside else ''}{_WAYS}{_OFF}"
+    def _sample(self, piece: Piece, count: int) -> Sample | None:
+        """Return two groups of samples; None without weight, or of samples that `split` makes."""
+        if piece.batch is None:
+            return None
+        groups = telling_samples(piece.batch, count)
+        weights = [float(count)] * 2
+        if piece.weights is not None:
+            weights = [float(piece.weights[group].sum()) for group in groups]
+        exact = self._weighing.normalization == "exact"
+        return (
+            None if exact and sum(weights) == 0 else Sample.of(piece.batch, groups, weights, exact)
         )
-
-    # The samples
-
-    def _compare_neighbours(self, sample: Sample) -> bool:
-        """Refuse a model with outputs that depend on the other samples in the batch.
-
-        Random numbers and buffers are the same each time.
-        """
-        # Outputs with one row per sample, told from outputs that happen to be of that length.
-        count = sample.counts[1]
-        _, (inputs, _) = sample.parts
-        alone = [len(leaf) == count for leaf in self._rows(inputs)]
-
-        def last(inputs: Any) -> list[torch.Tensor]:
-            rows = zip(self._rows(inputs), alone, strict=True)
-            return [leaf[-count:] for leaf, own in rows if own and len(leaf) == 2 * count]
-
-        with _fails_as(
-            MixedSamplesError,
-            f"the model can be called with {count} samples, but not with {2 * count}: something "
-            f"was divided that belongs to the whole mini-batch, because its first dimension is as "
-            f"long, and is to be named in shared=; or it takes only as many at once",
-        ):
-            whole = last(sample.inputs)
-        off, allowed = difference(whole, last(sample.twice)), self._tolerance(whole)
-        if off is None or off <= allowed:
-            return True
-        again = difference(last(sample.inputs), whole)
-        if again is None or again > allowed:
-            self.hidden_state = True
-            return False
-        raise MixedSamplesError(
-            f"the model's outputs for {count} samples differ by {100 * off:.2g} % with which "
-            f"others are computed beside them, and a micro-batch has only its own. Name in shared= "
-            f"what belongs to the whole mini-batch, give samples first (batch_first=True of "
-            f"torch's recurrent layers and transformers), or let the model treat samples one by "
-            f"one. If it is to compare them, return embeddings, one row for each sample, compare "
-            f"them in loss_fn, and give two_pass=True. If it is a normalisation by the batch that "
-            f"may be one by the micro-batch, as BatchNorm's is, {_OFF}"
-        )
-
-    def _rows(self, inputs: Any) -> list[torch.Tensor]:
-        with self._undone():
-            return floats(self._forward(inputs))
-
-    # Forward passes and losses
-
-    def compute(self, inputs: Any) -> Any:
-        """Return the outputs in evaluation mode, without a graph."""
-        with self._evaluating(nn.Module):
-            return self._forward(inputs)
-
-    def _forward(self, inputs: Any) -> Any:
-        try:
-            with torch.no_grad(), warnings.catch_warnings():
-                # Raised by checkpointing, which has no effect here.
-                warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
-                return self._outputs(inputs)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-        with torch.enable_grad():  # the model may differentiate, or hook its activations
-            outputs = self._outputs(inputs)
-        return map_leaves(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, outputs)
-
-    def _outputs(self, inputs: Any) -> Any:
-        inputs = fresh(inputs, self._device)
-        with self._precision.forward():
-            return own_memory(call_model(self._module, inputs), inputs)
-
-    def _evaluated(self, outputs: Any, targets: Any, wide: bool = False) -> Evaluated:
-        """Return the loss of outputs (on host or device), and its gradient by the outputs."""
-
-        def of_copies(copies: Any) -> torch.Tensor:
-            kind = self._device.type
-            wider = torch.autocast(kind, enabled=False) if wide else self._precision.forward()
-            with wider:
-                return loss_of(self._loss_fn, copies, fresh(targets, self._device))
-
-        return evaluate(of_copies, to_device(outputs, self._device), wide=wide)
-
-    def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
-        with torch.enable_grad(), self._precision.forward():
-            outputs = call_model(self._module, fresh(inputs, self._device))
-            loss = loss_of(self._loss_fn, outputs, fresh(targets, self._device))
-            wanted = [leaf for leaf in floats(outputs) if leaf.requires_grad]
-            return replace(differentiated(loss, wanted), inside=True)
-
-    def _tolerance(
-        self, tensors: Sequence[torch.Tensor], narrow: bool = False, wide: bool = False
-    ) -> float:
-        """Return the tolerance for the tensors' and the model's dtypes; `wide`: for float32."""
-        kinds: set[torch.dtype | None] = {torch.float32}
-        if not wide:
-            kinds = {*kinds_of(self._module, tensors, self._device), self._precision.autocast}
-        return tolerance(kinds, self._device, narrow=narrow)
-
-
-@contextmanager
-def _fails_as(kind: type[MicroBatchError], why: str) -> Iterator[None]:
-    """Raise an error of this kind for one of the model or the loss, but for lack of memory."""
-    try:
-        yield
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        raise kind(f"{why} ({error}). {_OFF}") from error
-
-
-def _can_be_joined(leaf: Any) -> bool:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.layout == torch.strided and not leaf.is_nested
-    return not holds_tensors(leaf, 3)

@@ -18,16 +18,7 @@ class Processes:
     the wrapper, which averages gradients once, at the end of the mini-batch. Fully sharded models
     (`FullyShardedDataParallel`, `fully_shard`) exchange parameters and gradients with every
     micro-batch, so that all processes need the same number of micro-batches. All processes call the
-    methods, which exchange a few numbers, in the same order.
-
-    Attributes:
-        module: The model to call, without its `DistributedDataParallel` wrapper.
-        replicated: Whether the model is a `DistributedDataParallel` model.
-        sharded: Whether the model is fully sharded.
-        gradients_are_views: Whether the backward pass writes the gradients' memory.
-
-    Raises:
-        DistributedModelError: The model's distribution is not supported.
+    methods, which exchange a few numbers, in the same order. `module` is the model to call.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -67,30 +58,25 @@ class Processes:
 
     def most(self, *numbers: float) -> list[float]:
         """Return each number's maximum over the processes; waits for them."""
-        if not self.several:
-            return list(numbers)
         values = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group)
         return values.tolist()
 
     def agreed_count(self, count: int, room: int) -> int:
-        """Return every process's number of micro-batches; this one can make at most `room`.
-
-        Raises:
-            DistributedModelError: A process cannot make as many as another needs.
-        """
+        """Return every process's number of micro-batches; this one can make at most `room`."""
         most, negative = self.most(count, -room)
         if most > -negative:
-            raise unequal_counts(int(-negative), int(most))
+            raise DistributedModelError(
+                f"a process can make {int(-negative)} micro-batches of its samples, another has "
+                f"{int(most)}; a fully sharded model computes as many in each: give each process "
+                f"as many samples"
+            )
         return int(most)
 
     def agreed_size(self, size: int, num_samples: int, problem: Exception | None) -> int:
         """Return the smallest size of all processes that must divide their samples.
 
         `problem` is this process's error, if any; one error makes all processes raise.
-
-        Raises:
-            DistributedModelError: Another process had an error.
         """
         bound = -float("inf") if size >= num_samples else -float(size)
         failed, negative, most = self.most(problem is not None, bound, num_samples)
@@ -101,14 +87,6 @@ class Processes:
     def least(self, number: int) -> int:
         """Return the smallest of a number over the processes of a fully sharded model."""
         return -int(self.most(-number)[0]) if self.sharded else number
-
-    def check_whole(self) -> None:
-        """Refuse pieces with a fully sharded model."""
-        if self.sharded:
-            raise DistributedModelError(
-                "a fully sharded model computes in all processes together, which have to know how "
-                "many micro-batches there are; give the whole mini-batch, not an iterable"
-            )
 
     def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:
         """Average the gradients that the processes have accumulated separately.
@@ -145,14 +123,6 @@ class _Zero(nn.Module):
         return torch.stack([parameter.sum().float() * 0 for parameter in self._touched]).sum()
 
 
-def unequal_counts(room: int, wanted: int) -> Exception:
-    """Return the error for processes that cannot make equally many micro-batches."""
-    return DistributedModelError(
-        f"a process can make {room} micro-batches of its samples, another has {wanted}; a "
-        f"fully sharded model computes as many in each: give each process as many samples"
-    )
-
-
 def error_of_a_peer(memory: bool) -> Exception:
     """Return the error to raise for another process's: out of memory (`memory`), or any other."""
     if memory:
@@ -168,11 +138,7 @@ def _is_sharded(model: nn.Module) -> bool:
 
 
 def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
-    """Return the group over which gradients are averaged, None for all processes.
-
-    Raises:
-        DistributedModelError: The processes form a mesh of more than one dimension.
-    """
+    """Return the group over which gradients are averaged, None for all processes."""
     meshes = {p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}
     if any(mesh.ndim > 1 for mesh in meshes) or len(meshes) > 1:
         raise DistributedModelError(

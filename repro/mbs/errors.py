@@ -1,57 +1,23 @@
 """Named errors about mini-batches and arguments, and the checks that raise them."""
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.rnn import PackedSequence
 
-from repro.measure import accelerator, batches, is_out_of_memory, loss_parts
+from repro.measure import accelerator, batches, is_out_of_memory
 from repro.measure.checks import is_whole
+from repro.measure.loss_parts import LossShapeError
 
-
-class MicroBatchError(ValueError):
-    """An argument of the streamer cannot be used; gradients are unchanged."""
-
-
-class EmptyBatchError(MicroBatchError, batches.EmptyBatchError):
-    """The mini-batch has no sample."""
-
-
-class BatchSizeMismatchError(MicroBatchError, batches.BatchSizeMismatchError):
-    """The parts of a mini-batch disagree in their number of samples."""
-
-
-class UnsplittableBatchError(MicroBatchError, batches.UnsplittableBatchError):
-    """The assignment of a mini-batch's parts to samples is unknown or ambiguous."""
+MicroBatchError = batches.BatchError  # of which all others are, also those of `repro.measure`
 
 
 class MicroBatchSizeError(MicroBatchError):
     """The micro-batch size is neither a whole number of at least 1 nor ``"auto"``."""
-
-
-class LossShapeError(MicroBatchError, loss_parts.LossShapeError):
-    """The loss is not a scalar tensor."""
-
-
-class LossReductionError(LossShapeError, loss_parts.LossReductionError):
-    """The loss's reduction gives no scalar."""
-
-
-class UnsupportedLossError(MicroBatchError, loss_parts.UnsupportedLossError):
-    """The loss needs the whole mini-batch, in a form that no mode supports."""
-
-
-class LossCheckError(MicroBatchError, loss_parts.LossCheckError):
-    """The micro-batches' losses do not add up to the mini-batch's."""
-
-
-class MixedSamplesError(MicroBatchError):
-    """The model's outputs for a sample depend on the other samples of its micro-batch."""
 
 
 class InputGradientError(MicroBatchError):
@@ -74,28 +40,6 @@ class NonFiniteLossError(MicroBatchError):
     """The loss is infinite or not a number."""
 
 
-_NAMED = {
-    kind.__name__: kind
-    for kind in (EmptyBatchError, BatchSizeMismatchError, UnsplittableBatchError,
-                 LossReductionError, LossShapeError, UnsupportedLossError)
-}  # fmt: skip
-
-
-@contextmanager
-def named_errors() -> Iterator[None]:
-    """Translate errors of `repro.measure` about mini-batches and losses to this module's."""
-    try:
-        yield
-    except MicroBatchError:
-        raise
-    except (
-        batches.BatchError,
-        loss_parts.LossShapeError,
-        loss_parts.UnsupportedLossError,
-    ) as error:
-        raise _NAMED.get(type(error).__name__, MicroBatchError)(str(error)) from None
-
-
 def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
     """Raise a ValueError unless `given` is among `allowed`."""
     if given not in allowed:
@@ -111,12 +55,6 @@ def checked_size(size: Any) -> int | None:
             f"micro_batch_size is {size!r}; give a whole number of at least 1, or 'auto'"
         )
     return operator.index(size)
-
-
-def lazy_layer(modules: Sequence[nn.Module]) -> nn.Module | None:
-    """Return a layer that has no parameters until it is called."""
-    lazy = (m for m in modules if isinstance(m, LazyModuleMixin) and m.has_uninitialized_params())
-    return next(lazy, None)
 
 
 @contextmanager

@@ -18,11 +18,6 @@ class DeferredHooks:
     the gradient of the whole mini-batch. One of `Tensor.register_hook` receives it before it is
     added to an existing gradient, one of `Tensor.register_post_accumulate_grad_hook` the parameter
     afterwards. Hooks of torch.distributed are called as usual.
-
-    Raises:
-        HookError: A parameter has a hook that cannot be called later: of
-            `torch.autograd.graph.register_multi_grad_hook`, or of an optimizer that torch runs in
-            the backward pass.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

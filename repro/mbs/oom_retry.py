@@ -22,7 +22,7 @@ from repro.measure.untouched import Snapshot
 
 
 class Retries:
-    """Runs a mini-batch or a piece of it at a micro-batch size that fits.
+    """Runs a mini-batch at a micro-batch size that fits.
 
     `size` is None if the sizer chooses it. `accumulate` computes the gradient of a plan's
     micro-batches, with weights over a divisor.
@@ -38,30 +38,25 @@ class Retries:
         least = setting.processes.least if setting.processes.sharded else None
         self.sizer = AutoSizer(setting.device, least) if size is None else None
         self._too_large: int | None = None
+        self.count = 0  # of retries of this mini-batch
 
     def run(
         self,
         piece: Piece,
         run: Callable[[int], tuple[Totals, Any]],
-        totals: Totals,
         roots: Sequence[nn.Module],
-        together: bool = False,
-    ) -> Any:
-        """Run at the size given or chosen, or smaller if memory runs out; add to `totals`.
+    ) -> tuple[Totals, Any]:
+        """Run at the size given or chosen, or smaller if memory runs out.
 
-        `run` takes a size, and returns totals and the value to return. Probes restore the
-        attributes of the `roots`: the model and the loss's modules. `together` all processes run
-        the same size, and retry if one must.
+        Probes restore the attributes of the `roots`: the model and the loss's modules. All
+        processes run the same size, and retry if one must; of a fully sharded model none retries.
         """
         if self.sizer is None:
             assert self._size is not None
-            done, touched = run(self._size)
-            totals.merge(done)
-            return touched
+            return run(self._size)
         setting = self._setting
-        stager, device = setting.stager, setting.device
-        marks = len(stager.marks)
-        self._too_large = None
+        stager, device, together = setting.stager, setting.device, setting.processes.replicated
+        self._too_large, self.count = None, 0
         fewest = setting.processes.least(piece.num_samples)
         most = -setting.processes.least(-piece.num_samples)
         first = self.sizer.needs_probe(fewest)
@@ -75,16 +70,16 @@ class Retries:
                 problem = error
         versions = _versions(piece)
         while True:
-            del stager.marks[marks:]  # of probes and failed tries
+            stager.marks.clear()  # of probes and failed tries
             size = self.sizer.size_for(most)
             if together:
                 size = setting.processes.agreed_size(size, piece.num_samples, problem)
             try:
                 watched = MemoryMeter(device, resident=setting.module) if first else nullcontext()
                 with watched as meter:
-                    done, touched = run(size)
+                    done = run(size)
                 if meter is not None:
-                    self.sizer.observed(done.micro_batch_size, meter.peak_bytes)
+                    self.sizer.observed(done[0].sizes[0], meter.peak_bytes)
                 break
             except Exception as error:
                 size = self._too_large or size  # set in the process that ran out
@@ -101,10 +96,9 @@ class Retries:
             stager.release()
             release_memory(device)
             self.sizer.failed(size)
-            totals.retries += 1
+            self.count += 1
         self.sizer.succeeded()
-        totals.merge(done)
-        return touched
+        return done
 
     def _measure(self, piece: Piece, roots: Sequence[nn.Module], size: int) -> tuple[int, int, int]:
         """Measure the memory of micro-batches without side effects, see `AutoSizer.probe`.

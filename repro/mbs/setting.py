@@ -9,23 +9,17 @@ from torch import nn
 
 from repro.mbs.distributed import Processes
 from repro.mbs.staging import Stager
-from repro.mbs.transaction import Ledger, Randomness
+from repro.mbs.transaction import Ledger
 from repro.mbs.weighing import Weighing
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A model's numerical precision.
-
-    Attributes:
-        device: The device that computes.
-        autocast: A dtype for forward passes; None keeps the caller's autocast.
-        scaler: Its scale is applied to losses; None for no scaling.
-    """
+    """A model's numerical precision."""
 
     device: torch.device
-    autocast: torch.dtype | None
-    scaler: torch.amp.GradScaler | None
+    autocast: torch.dtype | None  # of forward passes; None keeps the caller's autocast
+    scaler: torch.amp.GradScaler | None  # its scale is applied to losses
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -59,7 +53,6 @@ class Setting:
     module: nn.Module  # without its `DistributedDataParallel` wrapper
     device: torch.device
     precision: Precision
-    randomness: Randomness
     stager: Stager
     processes: Processes
     ledger: Ledger

@@ -18,23 +18,14 @@ _REFUSALS = (AssertionError, IndexError, RuntimeError, ValueError)
 
 @dataclass(frozen=True)
 class Sizing:
-    """The choice of a micro-batch size; memory is in bytes, and includes the model's.
+    """The choice of a micro-batch size; memory is in bytes, and includes the model's."""
 
-    Attributes:
-        micro_batch_size: The size chosen for the first mini-batch.
-        probes: (batch size, measured peak) of each probe.
-        model: M(B) = p + B a through the last two probes; None if fewer than two fit.
-        limit_bytes: Limit of the peak.
-        predicted_bytes: M at the chosen size.
-        observed_bytes: The peak measured over the first mini-batch at the chosen size.
-    """
-
-    micro_batch_size: int
-    probes: tuple[tuple[int, int], ...]
-    model: LinearMemoryModel | None
-    limit_bytes: int
-    predicted_bytes: float | None = None
-    observed_bytes: int | None = None
+    micro_batch_size: int  # of the first mini-batch
+    probes: tuple[tuple[int, int], ...]  # (batch size, measured peak) of each
+    model: LinearMemoryModel | None  # M(B) = p + B a through the last two probes, if two fit
+    limit_bytes: int  # of the peak
+    predicted_bytes: float | None = None  # M at the chosen size
+    observed_bytes: int | None = None  # peak of the first mini-batch at the chosen size
 
     @property
     def prediction_error(self) -> float | None:

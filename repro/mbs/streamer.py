@@ -2,29 +2,30 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from repro.mbs import errors
-from repro.mbs.batches import Piece, Plan, Reader, zero_of
-from repro.mbs.batchnorm import DeferredBatchNorm, Moments
-from repro.mbs.checking import SelfCheck
+from repro.mbs.batches import Piece, Plan, Reader
+from repro.mbs.batchnorm import DeferredBatchNorm
+from repro.mbs.checking import Verification
 from repro.mbs.distributed import Processes
 from repro.mbs.hooks import DeferredHooks, modules_in
 from repro.mbs.oom_retry import Retries
 from repro.mbs.setting import Precision, Setting
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span, Stager
-from repro.mbs.transaction import Ledger, Randomness
+from repro.mbs.transaction import Ledger
 from repro.mbs.two_pass import run_two_passes
-from repro.mbs.verification import Verification
 from repro.mbs.weighing import StreamResult, Totals, Weighing
-from repro.measure.batches import SplitFunction, call_model
+from repro.measure.batches import EmptyBatchError, SplitFunction, call_model
 from repro.measure.checks import is_whole
+from repro.measure.loss_parts import connected
+from repro.measure.untouched import generator_state, random_numbers
 
 
 class MicroBatchStreamer:
@@ -53,9 +54,8 @@ class MicroBatchStreamer:
     exactly in both.
 
     Args:
-        model: The model, on `device` already. It is called with the inputs: a tuple or list as
-            positional arguments, a dictionary as keyword arguments, anything else as one argument.
-            Of a `DistributedDataParallel` model gradients are averaged once per mini-batch, as the
+        model: The model, on `device` already; called as by `repro.measure.batches.call_model`. Of
+            a `DistributedDataParallel` model gradients are averaged once per mini-batch, as the
             mean over all processes' samples (weights), with `two_pass` over their losses. A fully
             sharded model (FSDP) takes equally many micro-batches in each process; where one runs
             out of memory nothing is tried again.
@@ -72,9 +72,8 @@ class MicroBatchStreamer:
             micro-batches' gradients (equation 13). Not used by `two_pass`, which is exact.
         batchnorm: ``"micro"``, each micro-batch updates the running statistics (the paper's), or
             ``"deferred"``, one update with the pooled statistics; see `DeferredBatchNorm`.
-        two_pass: Exact for a loss that is no mean over samples, such as Dice over the batch: a
-            first pass collects all outputs, a second one carries the gradient of their loss to the
-            parameters. Costs one more forward pass; the outputs stay on the device.
+        two_pass: Exact for a loss that is no mean over samples, such as Dice over the batch. Costs
+            one more forward pass; the outputs stay on the device.
         prefetch: Micro-batches copied ahead of the one that computes, on an accelerator.
         scaler: A `torch.amp.GradScaler`; its scale is applied to the loss. Call its `step` and
             `update` as usual.
@@ -83,9 +82,7 @@ class MicroBatchStreamer:
         check: When to verify that the micro-batches' losses add up to the mini-batch's, and that
             the model's outputs do not depend on the division: ``"first"``, in the first divided
             mini-batch and whenever targets have new values; ``"always"``; or ``"off"``.
-        shared: The tensors that belong to all samples: names ("mask", "graph.edges",
-            "targets.table"), positions among the arguments, or the tensors themselves; see
-            `repro.measure.batches.read_batch`.
+        shared: The tensors that belong to all samples, see `repro.measure.batches.read_batch`.
         split: A function ``split((inputs, targets), micro_batch_size)`` for mini-batches of another
             form; returns the list of micro-batches, each (inputs, targets) or (inputs, targets,
             number of samples). Together they must have every sample once.
@@ -93,11 +90,7 @@ class MicroBatchStreamer:
             Python). Like the global ones, `two_pass` repeats and a failed try restores them.
 
     Raises:
-        MicroBatchSizeError: `micro_batch_size` is neither ``"auto"`` nor at least 1.
-        LossReductionError: The loss has ``reduction="none"``.
-        UnsupportedLossError: The loss sums, with ``normalization="paper"``.
-        DistributedModelError: The model's distribution is not supported.
-        ValueError: Another argument is not one of its choices.
+        MicroBatchError, ValueError: An argument is not one of its choices.
     """
 
     def __init__(
@@ -140,14 +133,21 @@ class MicroBatchStreamer:
         self._precision = Precision(device, autocast, scaler)
         self._stager = Stager(device, prefetch, trace)
         self._processes = processes = Processes(model, device)
-        randomness = Randomness(device, generators)
-        self._ledger = Ledger(randomness, processes.gradients_are_views, processes.sharded)
+        kept = [generators] if generator_state(generators) else list(generators)
+        for generator in kept:
+            if not generator_state(generator):
+                raise ValueError(
+                    f"generators holds {type(generator).__name__}; known are torch.Generator, "
+                    f"numpy.random.Generator, numpy.random.RandomState and random.Random"
+                )
+        random_state = partial(random_numbers, [device], kept)
+        self._ledger = Ledger(random_state, processes.gradients_are_views, processes.sharded)
         self._setting = setting = Setting(
-            *(processes.module, device, self._precision, randomness, self._stager),
+            *(processes.module, device, self._precision, self._stager),
             *(processes, self._ledger, self._weighing),
         )
-        self._compare = SelfCheck(setting, self._modules, self._call_loss)
-        self._verification = Verification(check, two_pass, setting, self._compare)
+        given = setting, self._modules, self._call_loss
+        self._verification = Verification(check, two_pass, *given)
         self._retries = Retries(setting, size, self._accumulate)
 
     @property
@@ -170,9 +170,6 @@ class MicroBatchStreamer:
         """Return the times of copying and computing each micro-batch of the last mini-batch.
 
         With `two_pass` each micro-batch appears twice. Waits for the device.
-
-        Raises:
-            ValueError: The streamer was made without ``trace=True``.
         """
         if not self._trace:
             raise ValueError("there is no timeline to return; make the streamer with trace=True")
@@ -186,10 +183,10 @@ class MicroBatchStreamer:
         Args:
             inputs: Tensors, arrays or packed sequences (samples first), or tuples, lists,
                 dictionaries or dataclasses of them (numbers, texts and tensors without dimensions
-                are passed on unchanged), on any device; or an iterable that yields the mini-batch
-                in pieces (inputs, targets) or (inputs, targets, weights), of which at most two are
-                held at a time. A list may hold one item for each sample. Inputs receive no
-                gradient, and are refused if they require one.
+                are passed on unchanged), on any device; or, with a given `micro_batch_size`, an
+                iterator that yields the mini-batch in pieces (inputs, targets). A list may hold one
+                item for each sample. Inputs receive no gradient, and are refused if they require
+                one.
             targets: Likewise.
             weights: Weight of each sample, such as its number of tokens, or with `split` of each
                 micro-batch. A sample contributes by its share of the sum of weights.
@@ -198,27 +195,13 @@ class MicroBatchStreamer:
             LossCheckError, MixedSamplesError: The micro-batches' losses do not add up to the
                 loss, or the model's outputs depend on how the mini-batch is divided.
             NonFiniteLossError: The loss is infinite or NaN, here or in another process.
-            NondeterministicModelError: The second of two passes had other outputs, memory ran out
-                after the model had changed its inputs in place, or with ``"auto"`` a forward pass
-                changes a parameter that is not trained.
-            MicroBatchError: The mini-batch, the loss or a hook cannot be used, see
-                `repro.mbs.errors`; base class of all errors above.
+            NondeterministicModelError: What is computed twice cannot be repeated.
+            MicroBatchError: The mini-batch, the loss or a hook cannot be used; base class of all
+                errors above.
             torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
         """
         pieces = self._reader.pieces_of(inputs, targets, weights)
-        normalization = self._weighing.normalization
-        if weights is not None and (self._two_pass or normalization != "exact"):
-            raise errors.MicroBatchError(
-                f"weights are used by normalization='exact' in a single pass; normalization is "
-                f"{normalization!r}, two_pass {self._two_pass} (a two-pass loss sees the whole "
-                f"mini-batch: weigh its samples there)"
-            )
-        if pieces is not None:
-            if self._two_pass:
-                raise errors.MicroBatchError(
-                    "two_pass takes a whole mini-batch, not an iterable of pieces"
-                )
-            self._processes.check_whole()
+        self._check_form(pieces is not None, weights is not None)
         self._stager.reset()
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Read for each mini-batch: layers are added, frozen and thawed, buffers replaced.
@@ -228,28 +211,42 @@ class MicroBatchStreamer:
         self._ledger.begin(self._modules)
         self._hooks = DeferredHooks([] if self._processes.sharded else self._ledger.parameters)
         self._connected = False
-        totals = Totals()
         with self._hooks:
             if piece is not None:
-                run, together = partial(self._run_whole, piece), self._processes.replicated
-                touched = self._retries.run(piece, run, totals, self._roots(), together)
+                run = partial(self._run_whole, piece)
+                totals, touched = self._retries.run(piece, run, self._roots())
             elif pieces is not None:
-                touched = self._run_pieces(pieces, totals)
+                totals, touched = self._run_pieces(pieces)
         self._ledger.begin([])  # holds no tensor of this mini-batch
         self._hooks.on_parameters(touched)
-        if totals.num_micro_batches > 1:
+        if len(totals.sizes) > 1:
             self._verification.warn()
-        return totals.result(self._weighing.divisor(totals.weight))
+        return totals.result(self._weighing.divisor(totals.weight), self._retries.count)
+
+    def _check_form(self, in_pieces: bool, weighed: bool) -> None:
+        normalization = self._weighing.normalization
+        if weighed and (self._two_pass or normalization != "exact"):
+            raise errors.MicroBatchError(
+                f"weights are used by normalization='exact' in a single pass; normalization is "
+                f"{normalization!r}, two_pass {self._two_pass} (a two-pass loss sees the whole "
+                f"mini-batch: weigh its samples there)"
+            )
+        if in_pieces and (self._two_pass or self._size is None or self._processes.sharded):
+            raise errors.MicroBatchError(
+                "a mini-batch in pieces needs a whole number as micro_batch_size, a single pass "
+                "and a model that is not fully sharded; give the whole mini-batch, not an iterator"
+            )
 
     def _accumulate(self, plan: Plan, divisor: float | torch.Tensor) -> Totals:
-        """Algorithm 1 of the paper: lines 7 to 14 for the micro-batches cut by lines 1 to 6.
+        """Algorithm 1 of the paper: the gradient of one mini-batch.
 
         Args:
-            plan: Micro-batches and weights, see `Weighing.plan` (lines 1 to 6).
+            plan: The mini-batch, cut into micro-batches with weights, see `Weighing.plan`.
             divisor: Each loss counts by its weight over `divisor`: 1 / N_Sμ in the paper, n_μ / N_B
                 by default.
         """
-        totals = Totals.over(plan.bounds)
+        # Lines 1 to 6: N_B samples make N_Sμ micro-batches of at most N_μ.
+        totals = Totals(sizes=tuple(stop - start for start, stop in plan.bounds))
         # Lines 7, 8 and 13: micro-batch i, streamed to the device.
         for index, micro_batch in enumerate(self._stager.stream(plan.parts())):
             weight = plan.weights[index]
@@ -262,8 +259,8 @@ class MicroBatchStreamer:
             if loss is not None:
                 totals.add(loss.detach(), weight)
             del loss, micro_batch  # and tensors that the graph still holds
-        if totals.loss is None:
-            totals.add(torch.zeros((), device=self.device), 0.0)
+        # Line 15 is the caller's `optimizer.step()`.
+        totals.loss = torch.as_tensor(totals.loss, device=self.device)
         return totals
 
     def _pass(self, micro_batch: Any, plan: Plan, index: int) -> torch.Tensor | None:
@@ -280,8 +277,7 @@ class MicroBatchStreamer:
                 return None
             loss = self._loss(outputs, targets)
             self._look_for_state()
-            if not loss.requires_grad:
-                loss = loss + zero_of(outputs)  # a constant loss: no sample has weight
+        loss = connected(loss, outputs)
         return loss.nan_to_num() * 0 if weight == 0 else loss
 
     def _roots(self) -> list[nn.Module]:
@@ -295,14 +291,18 @@ class MicroBatchStreamer:
 
     def _run_lazy_layers(self, piece: Piece | None) -> None:
         """Let lazy layers make their parameters, as the first forward pass would."""
-        if piece is not None and errors.lazy_layer(self._modules) is not None:
+        if piece is not None and self._lazy_layer() is not None:
             part = next(self._weighing.plan(piece, self._size or piece.num_samples).parts())
-            self._compare.compute(part[0])
-        if (layer := errors.lazy_layer(self._modules)) is not None:
+            self._verification.compare.compute(part[0])
+        if (layer := self._lazy_layer()) is not None:
             raise errors.MicroBatchError(
                 f"the model has a {type(layer).__name__} that has no parameters yet; call the "
                 f"model once on a few samples, under torch.no_grad()"
             )
+
+    def _lazy_layer(self) -> nn.Module | None:
+        kinds = (m for m in self._modules if isinstance(m, LazyModuleMixin))
+        return next((m for m in kinds if m.has_uninitialized_params()), None)
 
     def _look_for_state(self) -> None:
         """Warn if the first of several forward passes changed state that the next one reads."""
@@ -320,7 +320,8 @@ class MicroBatchStreamer:
             # The number is fixed if the caller makes the micro-batches.
             free = self._weighing.normalization != "paper" and piece.batch is not None
             agreed = self._processes.agreed_count(count, piece.num_samples if free else count)
-            plan = self._weighing.plan(piece, size, fewest=agreed)
+            if agreed > count:
+                plan = self._weighing.plan(piece, size, fewest=agreed)
         self._state_due = len(plan.bounds) > 1
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
@@ -335,40 +336,27 @@ class MicroBatchStreamer:
             touched = self._ledger.touched()
         return totals, touched
 
-    def _run_pieces(self, pieces: Iterator[Piece], totals: Totals) -> list[nn.Parameter]:
+    def _run_pieces(self, pieces: Iterator[Piece]) -> tuple[Totals, list[nn.Parameter]]:
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
-            self._retries.together(partial(self._each_piece, pieces, totals, updates))
+            totals = self._retries.together(partial(self._each_piece, pieces, updates))
             # The total weight is known only now: the gradients so far are sums.
             self._ledger.divide(self._weighing.shared_divisor(totals.weight, self._processes))
             self._finish(totals, updates)
-            return self._ledger.touched()
+            return totals, self._ledger.touched()
 
-    def _each_piece(
-        self, pieces: Iterator[Piece], totals: Totals, updates: DeferredBatchNorm
-    ) -> Totals:
+    def _each_piece(self, pieces: Iterator[Piece], updates: DeferredBatchNorm) -> Totals:
+        totals, size = Totals(), self._size or 1
         for piece in pieces:
-            run = partial(self._run_piece, piece, totals, updates, dict(updates.moments))
-            self._retries.run(piece, run, totals, self._roots())
-            del piece, run  # before the next piece is made
-        if totals.loss is None:
-            raise errors.EmptyBatchError("the iterable yielded no piece; give at least one sample")
+            moments = dict(updates.moments)
+            self._verification.verify(piece, size, alone=False)
+            updates.moments = moments  # without those of a check
+            plan = self._weighing.plan(piece, size)
+            self._state_due = len(plan.bounds) > 1 or bool(totals.sizes)
+            totals += self._accumulate(plan, 1.0)
+            del piece, plan  # before the next piece is made
+        if not totals.sizes:
+            raise EmptyBatchError("the iterator yielded no piece; give at least one sample")
         return totals
-
-    def _run_piece(
-        self,
-        piece: Piece,
-        before: Totals,
-        updates: DeferredBatchNorm,
-        moments: dict[nn.Module, Moments],
-        size: int,
-    ) -> tuple[Totals, None]:
-        self._verification.verify(piece, size, alone=False)
-        updates.moments = dict(moments)  # without moments from a check or a failed try
-        plan = self._weighing.plan(piece, size)
-        self._state_due = len(plan.bounds) > 1 or before.num_micro_batches > 0
-        # Only with a size that may shrink, a single piece may have to be undone.
-        with self._ledger.transaction() if self._retries.sizer is not None else nullcontext():
-            return self._accumulate(plan, 1.0), None
 
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
         """End a mini-batch: average gradients over processes, and refuse unusable losses."""
@@ -390,8 +378,7 @@ class MicroBatchStreamer:
         tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
         known = self._weighing.known
         if known is not None and tensors and not self._two_pass:
-            with errors.named_errors():
-                known.check(outputs, targets)
+            known.check(outputs, targets)
         loss = errors.loss_of(self.loss_fn, outputs, targets)
         self._connected |= loss.requires_grad
         return loss
@@ -399,14 +386,13 @@ class MicroBatchStreamer:
     def _check_finite(self, totals: Totals) -> None:
         """Refuse an infinite or NaN loss, also of another process; waits for the device."""
         loss = totals.loss
-        assert loss is not None
         if totals.weight == 0 and not self._processes.several:
             loss = loss * torch.nan  # no weight at all: 0 / 0, as for the whole mini-batch
         of_all = float(self._processes.sum_losses(loss))
         if math.isfinite(of_all):
             return
         others = math.isfinite(float(loss))
-        where = "of another process" if others else f"of {totals.num_samples} samples"
+        where = "of another process" if others else f"of {sum(totals.sizes)} samples"
         raise errors.NonFiniteLossError(
             f"the loss of the mini-batch {where} is {of_all}; gradients and buffers are as before "
             f"the call; check the inputs, whether any target counts, or lower the learning rate"

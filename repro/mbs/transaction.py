@@ -1,65 +1,13 @@
 """All-or-nothing gradients, buffers and random numbers: a mini-batch can be tried again."""
 
-import itertools
-import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.weak import TensorWeakRef
-
-from repro.measure import accelerator
-
-_KINDS: Any = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_NAMES = "torch.Generator, numpy.random.Generator, numpy.random.RandomState and random.Random"
-
-
-class Randomness:
-    """The generators of Python, numpy and torch (CPU and `device`), and the given `generators`.
-
-    Raises:
-        ValueError: One of `generators` is of an unknown type.
-    """
-
-    def __init__(self, device: torch.device, generators: Sequence[Any] = ()) -> None:
-        self._device = device
-        one = isinstance(generators, _KINDS)
-        self._generators: list[Any] = [generators] if one else list(generators)
-        for generator in self._generators:
-            if not isinstance(generator, _KINDS):
-                raise ValueError(f"generators holds {type(generator).__name__}; known are {_NAMES}")
-
-    def get(self) -> list[Any]:
-        """Return the states."""
-        states: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
-        return [*states, accelerator.get_rng(self._device), *map(_state_of, self._generators)]
-
-    def set(self, states: list[Any]) -> None:
-        """Restore states returned by `get`."""
-        of_python, of_numpy, of_torch, *own = states
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        accelerator.set_rng(self._device, of_torch)
-        for generator, state in zip(self._generators, own, strict=True):
-            if isinstance(generator, random.Random):
-                generator.setstate(state)
-            elif isinstance(generator, np.random.Generator):
-                generator.bit_generator.state = state
-            else:
-                generator.set_state(state)
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.get_state()
-
 
 _SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its earlier gradient
 
@@ -67,19 +15,16 @@ _SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its earlier
 class Ledger:
     """The tensors that accumulate gradients, and the open transactions.
 
-    Args:
-        randomness: The random number generators.
-        copy_gradients: Whether to set copies aside, because the backward pass writes the gradients'
-            memory (views of `DistributedDataParallel`'s buckets).
-        gathered: Whether the leaves of graphs are parts that a fully sharded model has gathered.
-
-    Attributes:
-        parameters: Parameters that accumulate gradients, each once.
-        buffers: Buffers that a forward pass may change.
+    `random_state` returns a function that puts back the present random number generators.
+    `copy_gradients`: copies are set aside, because the backward pass writes the gradients' memory
+    (views of `DistributedDataParallel`'s buckets). `gathered`: the leaves of graphs are parts that
+    a fully sharded model has gathered.
     """
 
-    def __init__(self, randomness: Randomness, copy_gradients: bool, gathered: bool) -> None:
-        self._randomness, self._copy, self._gathered = randomness, copy_gradients, gathered
+    def __init__(
+        self, random_state: Callable[[], Callable[[], None]], copy_gradients: bool, gathered: bool
+    ) -> None:
+        self.random_state, self._copy, self._gathered = random_state, copy_gradients, gathered
         # Per open transaction, outermost first: copies of buffers, and gradients set aside.
         self._active: list[tuple[list[torch.Tensor], list[_SetAside]]] = []
         self.begin([])
@@ -95,14 +40,11 @@ class Ledger:
 
         On entry the gradients are set aside and new gradients start from None, so that nothing is
         copied if all are None already. A normal exit adds the new gradients in place to the old,
-        unless `keep` is False. An exception restores the gradients (the same tensor objects), the
-        buffers (such as BatchNorm's running statistics; the same objects, even if a module replaced
-        them) and the random number generators.
-
-        A `torch.amp.GradScaler` needs no restoring: scaling a loss does not change its state.
+        unless `keep` is False. An exception restores gradients, buffers (the same tensor objects)
+        and random number generators.
         """
         # Copies may run out of memory, and come first, while nothing has changed yet.
-        copies, states = self.buffers.copies(), self._randomness.get()
+        copies, put_back = self.buffers.copies(), self.random_state()
         aside = [self._aside(leaf) for leaf in self._leaves()]
         for leaf in self._leaves():
             leaf.grad = None
@@ -126,7 +68,7 @@ class Ledger:
                 torch._foreach_add_(sums, terms)
             if not kept:
                 self.buffers.write(copies)
-                self._randomness.set(states)
+                put_back()
 
     def _leaves(self) -> list[torch.Tensor]:
         """Return the leaves that are known and alive."""
@@ -167,10 +109,7 @@ class Ledger:
 
 
 class Buffers:
-    """The modules' current buffers, which a forward pass may write or replace.
-
-    Submodules' buffers are not included.
-    """
+    """The modules' own current buffers, which a forward pass may write or replace."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._held = [(module, dict(module._buffers.items())) for module in modules]
@@ -197,15 +136,9 @@ class Buffers:
             for name, buffer in held.items():
                 if name not in module._buffers or module._buffers[name] is not buffer:
                     module._buffers[name] = buffer
-        # One call per device and dtype: torch would copy a mixed list one by one.
-        pairs = sorted(
-            zip(self._tensors, copies, strict=True),
-            key=lambda p: (str(p[0].device), str(p[0].dtype)),
-        )
         with torch.no_grad():
-            for _, group in itertools.groupby(pairs, lambda p: (p[0].device, p[0].dtype)):
-                targets, sources = zip(*group, strict=True)
-                torch._foreach_copy_(targets, sources)
+            for tensor, copy in zip(self._tensors, copies, strict=True):
+                tensor.copy_(copy)
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
         """Return the names of buffers outside BatchNorm that differ from `copies`.
@@ -246,7 +179,7 @@ def _numbers_of(module: nn.Module) -> dict[str, int | float]:
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors share memory; reads no address, which a swapper would observe."""
+    """Whether two tensors share memory; reads no address, which a swapper would observe."""
     torchs: Any = torch._C
     return bool(torchs._is_alias_of(one, other))
 

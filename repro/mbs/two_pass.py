@@ -39,14 +39,14 @@ def run_two_passes(
     Raises:
         NondeterministicModelError: The second pass had other outputs.
     """
-    precision, ledger, randomness = setting.precision, setting.ledger, setting.randomness
+    precision, ledger = setting.precision, setting.ledger
     # First pass: all outputs, without a graph.
     buffers = ledger.buffers.copies()
     states, outputs, sketches = [], [], []
     stream = zip(setting.stager.stream(plan.parts()), plan.bounds, strict=True)
     with torch.no_grad(), precision.forward():
         for (inputs, _), bound in stream:
-            states.append(randomness.get())
+            states.append(ledger.random_state())
             with explained(bound, plan.bounds[-1][1]):
                 outputs.append(own_memory(call_model(setting.module, inputs), inputs))
             forward_ended()
@@ -64,7 +64,7 @@ def run_two_passes(
         targets = joined_targets([part[1] for part in plan.parts()], plan.bounds)
     with precision.forward():
         loss = loss_of(whole, to_device(targets, setting.device))
-    totals = Totals.over(plan.bounds)
+    totals = Totals(sizes=tuple(stop - start for start, stop in plan.bounds))
     totals.add(loss.detach(), 1.0)
     if not setting.processes.several:
         check_finite(totals)
@@ -75,10 +75,10 @@ def run_two_passes(
     del whole, loss
 
     # Second pass: from the outputs to the parameters, one micro-batch after the other.
-    after = randomness.get()
+    after = ledger.random_state()
     differences = []
     for index, (inputs, _) in enumerate(setting.stager.stream(plan.parts())):
-        randomness.set(states[index])  # so that dropout repeats
+        states[index]()  # so that dropout repeats
         with precision.forward():
             again = call_model(setting.module, inputs)
         differences += _differences(sketches[index], _sketch(again, precision.dtype))
@@ -93,7 +93,7 @@ def run_two_passes(
             with precision.without_autocast():
                 torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
         del pairs
-    randomness.set(after)  # the loss drew its numbers after the first pass
+    after()  # the loss drew its numbers after the first pass
     if differences and float(torch.stack(differences).max()) > 1:
         raise NondeterministicModelError(
             "the second pass computed other outputs than the first, so that gradients would be "

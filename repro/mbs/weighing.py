@@ -7,88 +7,53 @@ from typing import Any
 import torch
 
 from repro.mbs.batches import Piece, Plan
-from repro.mbs.distributed import Processes, unequal_counts
-from repro.mbs.errors import UnsupportedLossError, named_errors
-from repro.measure.loss_parts import KnownLoss, known_loss
+from repro.mbs.distributed import Processes
+from repro.measure.loss_parts import KnownLoss, UnsupportedLossError, known_loss
 
 
 @dataclass(frozen=True)
 class StreamResult:
     """The result of one mini-batch.
 
-    Attributes:
-        loss: The mini-batch's loss, a detached scalar on the device (under
-            `DistributedDataParallel` that of this process's samples). Reading it waits for the
-            device.
-        num_samples: Samples in the mini-batch, N_B.
-        num_micro_batches: Micro-batches it was split into, N_Sμ.
-        micro_batch_size: Size of the largest micro-batch; the others have the same size or one
-            sample less (with the paper's normalisation the last has the rest).
-        retries: Number of retries of the mini-batch, or a piece of it, with a smaller size.
+    `loss` is a detached scalar on the device (under `DistributedDataParallel` that of this
+    process's samples); reading it waits for the device.
     """
 
     loss: torch.Tensor
-    num_samples: int
-    num_micro_batches: int
-    micro_batch_size: int
-    retries: int
+    num_samples: int  # N_B
+    num_micro_batches: int  # N_Sμ
+    micro_batch_size: int  # of the largest micro-batch
+    retries: int  # with a smaller size
 
 
 @dataclass
 class Totals:
-    """Sums over the micro-batches so far; `loss` is weighted but not yet divided."""
+    """Sums over the micro-batches so far."""
 
-    loss: torch.Tensor | None = None
+    loss: Any = 0.0  # weighted, but not yet divided
     weight: float = 0.0
-    num_samples: int = 0
-    num_micro_batches: int = 0
-    micro_batch_size: int = 0
-    retries: int = 0
-
-    @classmethod
-    def over(cls, bounds: list[tuple[int, int]]) -> "Totals":
-        """Return initial sums for micro-batches with these sample ranges."""
-        return cls(
-            num_samples=bounds[-1][1],
-            num_micro_batches=len(bounds),
-            micro_batch_size=bounds[0][1] - bounds[0][0],
-        )
+    sizes: tuple[int, ...] = ()  # samples of each micro-batch
 
     def add(self, loss: torch.Tensor, weight: float) -> None:
         """Add a detached loss times its weight."""
         # A sum of half-precision losses by token counts would overflow.
         term = loss.to(torch.promote_types(loss.dtype, torch.float32)) * weight
-        self.loss = term if self.loss is None else self.loss + term
-        self.weight += weight
+        self.loss, self.weight = self.loss + term, self.weight + weight
 
-    def merge(self, part: "Totals") -> None:
-        """Add the totals of a piece."""
-        assert part.loss is not None
-        self.loss = part.loss if self.loss is None else self.loss + part.loss
-        self.weight += part.weight
-        self.num_samples += part.num_samples
-        self.num_micro_batches += part.num_micro_batches
-        # The first piece is full; the last may be smaller than a micro-batch.
-        self.micro_batch_size = self.micro_batch_size or part.micro_batch_size
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(self.loss + other.loss, self.weight + other.weight, self.sizes + other.sizes)
 
-    def result(self, divisor: float) -> StreamResult:
+    def result(self, divisor: float, retries: int) -> StreamResult:
         """Return the sums as the mini-batch's result."""
-        assert self.loss is not None
-        return StreamResult(
-            self.loss / divisor,
-            self.num_samples,
-            self.num_micro_batches,
-            self.micro_batch_size,
-            self.retries,
-        )
+        sizes = self.sizes
+        return StreamResult(self.loss / divisor, sum(sizes), len(sizes), sizes[0], retries)
 
 
 class Weighing:
     """Weighs micro-batches by the normalisation that the loss needs.
 
-    Attributes:
-        known: One of torch's losses, without hooks; None for any other loss.
-        normalization: Normalisation for the current loss: ``"none"`` for a sum.
+    `known` is one of torch's losses, without hooks, and None for any other; `normalization` is
+    ``"none"`` for a sum.
     """
 
     def __init__(
@@ -102,8 +67,7 @@ class Weighing:
 
     def read(self, loss_fn: Callable[..., torch.Tensor]) -> bool:
         """Read the loss's current divisor; return whether the loss is another function."""
-        with named_errors():
-            known = known_loss(loss_fn)
+        known = known_loss(loss_fn)
         self.known = None if known is None or known.hooked else known
         self.normalization = self._given
         if self.known is not None and self.known.reduction == "sum" and not self._two_pass:
@@ -117,16 +81,10 @@ class Weighing:
         return changed
 
     def plan(self, piece: Piece, size: int, as_in_paper: bool = False, fewest: int = 1) -> Plan:
-        """Cut a piece into micro-batches and weigh them (Algorithm 1, lines 1 to 6).
-
-        Raises:
-            DistributedModelError: There are fewer micro-batches than `fewest`.
-        """
+        """Cut a piece into micro-batches and weigh them (Algorithm 1, lines 1 to 6)."""
         as_in_paper = as_in_paper or self.normalization == "paper"
         exact = self.normalization == "exact" and not self._two_pass
         plan = piece.plan(size, as_in_paper, self.known if exact else None, fewest)
-        if len(plan.bounds) < fewest:
-            raise unequal_counts(len(plan.bounds), fewest)
         return plan if exact else replace(plan, weights=[1.0] * len(plan.bounds))
 
     def divisor(self, weight: float) -> float:
@@ -152,9 +110,6 @@ def token_counts(
         shift: Whether each position predicts the next one, as in causal language models, so that
             no position predicts the first label.
         ignore_index: The label of tokens that do not count.
-
-    Returns:
-        Counts, (samples,), float64.
     """
     kept = (labels[:, 1:] if shift else labels).long()  # -100 as uint8 would be class 156
     return (kept != ignore_index).flatten(1).sum(1).to(torch.float64)

@@ -1,10 +1,4 @@
-"""Whether the losses of a mini-batch's parts add up to the loss of the mini-batch.
-
-For torch's own losses `known_loss` reads the divisor. For any other, `evaluate` computes the loss
-of the whole and of each part, with its gradient by the model's outputs; `compare` gives the
-difference between the whole and the weighted sum of the parts. Values alone can agree by chance: if
-all outputs are zero, as often from a fresh last layer, the mean over any samples is the same.
-"""
+"""The divisors of torch's own losses, and comparisons of a loss with the losses of its parts."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,26 +12,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import _reduction
 from torch.nn.modules import loss as losses
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from repro.measure.batches import leaves_of, map_leaves, replaced, to_device
+from repro.measure.batches import BatchError, leaves_of, replaced
 from repro.measure.precision import rounds_to_tf32
 
 HALF = (torch.float16, torch.bfloat16)
 # Allowed relative difference between two computations of one number. Rounding differs by a few eps
 # (the parts have other shapes, and so other kernels), amplified by the model's depth; the faults
 # that the check looks for change the first or second digit.
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_TOLERANCE = {
+    torch.float64: 1e-6, torch.float32: 1e-3, torch.complex64: 1e-3, torch.float16: 2e-2,
+    torch.bfloat16: 5e-2,
+}  # fmt: skip
 _TF32 = 1e-2
 # For losses of the very same outputs, or for values alone, which are sums of many terms.
-_NARROW = _TOLERANCE | {torch.float64: 1e-8, torch.float32: 2e-4}
+_NARROW = _TOLERANCE | {torch.float64: 1e-8, torch.float32: 2e-4, torch.complex64: 2e-4}
 
 
-class LossCheckError(ValueError):
+class LossCheckError(BatchError):
     """The losses of a mini-batch's parts do not add up to the mini-batch's loss."""
 
 
-class LossShapeError(ValueError):
+class MixedSamplesError(BatchError):
+    """The model's outputs for a sample depend on the other samples of its part."""
+
+
+class LossShapeError(BatchError):
     """The loss is not a scalar tensor."""
 
 
@@ -45,11 +45,9 @@ class LossReductionError(LossShapeError):
     """The loss's reduction gives no scalar."""
 
 
-class UnsupportedLossError(ValueError):
+class UnsupportedLossError(BatchError):
     """The loss needs the mini-batch as a whole."""
 
-
-# torch's own losses
 
 # Means over samples, or over elements, of which all samples have the same number.
 _SAMPLE_MEANS: tuple[Any, ...] = (
@@ -83,12 +81,8 @@ class KnownLoss:
 
     reduction: str  # "mean", "batchmean" or "sum"
     hooked: bool  # hooks of its own may change its result
-    _by_class: bool
-    _by_row: bool
-    _same_dims: bool
-    _weight: Tensor | None
-    _broadcast: tuple[Tensor, ...]
-    _ignore_index: int
+    _kind: Any  # its class or function
+    _options: dict[str, Any]
 
     def counts(self, targets: Any) -> Tensor | None:
         """Each sample's share of a mean's divisor, (N,) float64; None for 1 each.
@@ -96,14 +90,16 @@ class KnownLoss:
         On the targets' device; the host does not wait.
         """
         labels = isinstance(targets, Tensor) and not targets.is_floating_point()
-        if not self._by_class or not labels:  # probabilities of classes count by samples
+        if (
+            self._kind not in _CLASS_MEANS or not labels
+        ):  # probabilities of classes count by samples
             return None
         classes = targets.long()  # -100 as uint8 would be class 156
-        each = (kept := classes != self._ignore_index).double()
-        if self._weight is not None:
+        each = (kept := classes != self._options.get("ignore_index", -100)).double()
+        if (weight := self._options.get("weight")) is not None:
             # torch itself refuses a class out of range when it computes the loss.
-            classes = torch.where(kept, classes, 0).clamp(0, len(self._weight) - 1)
-            each = self._weight.detach().to(targets.device, torch.float64)[classes] * kept
+            classes = torch.where(kept, classes, 0).clamp(0, len(weight) - 1)
+            each = weight.detach().to(targets.device, torch.float64)[classes] * kept
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
     def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
@@ -117,22 +113,22 @@ class KnownLoss:
         if even:
             return None
         # Divided by rows (a row may hold probabilities of all classes), otherwise by elements.
-        return [float(len(part) if self._by_row else part.numel()) for part in targets]
+        by_row = self._kind in (*_CLASS_MEANS, *_ROW_MEANS) or self.reduction == "batchmean"
+        return [float(len(part) if by_row else part.numel()) for part in targets]
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse operands that torch would broadcast over samples.
-
-        Raises:
-            LossShapeError: Outputs and targets have different numbers of dimensions.
-            UnsupportedLossError: A weight of the loss has an entry for each sample or element.
-        """
-        if self._same_dims and targets.dim() > 0 and outputs.dim() != targets.dim():
+        """Refuse operands that torch would broadcast over samples."""
+        if self._kind in _ANY_DIMS or targets.dim() == 0:
+            return
+        if outputs.dim() != targets.dim():
             raise LossShapeError(
                 f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
                 f"the loss would compare each sample with every other; give them the same shape"
             )
-        for weight in self._broadcast:
-            if weight.dim() >= targets.dim() > 0 and weight.shape[weight.dim() - targets.dim()] > 1:
+        for weight in map(self._options.get, ("weight", "pos_weight")):
+            if weight is None or weight.dim() < targets.dim():
+                continue
+            if weight.shape[weight.dim() - targets.dim()] > 1:
                 raise UnsupportedLossError(
                     f"the loss has a weight of shape {tuple(weight.shape)} for targets of shape "
                     f"{tuple(targets.shape)}: one for each sample of the mini-batch, which "
@@ -146,11 +142,9 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
     None for any other loss. A reduction that gives no scalar is a `LossReductionError`.
     """
     kind, options, hooked = _read(loss_fn)
-    by_class, by_row = kind in _CLASS_MEANS, kind in _ROW_MEANS
-    known = by_class or by_row or kind in _SAMPLE_MEANS
+    known = kind in (*_CLASS_MEANS, *_ROW_MEANS, *_SAMPLE_MEANS)
     if not known or {"input", "target"} & set(options):
         return None
-    weight, pos_weight = options.get("weight"), options.get("pos_weight")
     reduction = options.get("reduction", "mean")
     legacy = options.get("size_average"), options.get("reduce")
     if legacy != (None, None):
@@ -161,17 +155,7 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         raise LossReductionError(
             f"the loss has reduction={reduction!r} and gives no scalar; use 'mean' or 'sum'"
         )
-    same_dims = kind not in _ANY_DIMS
-    return KnownLoss(
-        reduction,
-        hooked,
-        by_class,
-        by_class or by_row or reduction == "batchmean",
-        same_dims,
-        weight if by_class else None,
-        tuple(w for w in (weight, pos_weight) if w is not None) if same_dims else (),
-        options.get("ignore_index", -100),
-    )
+    return KnownLoss(reduction, hooked, kind, options)
 
 
 def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
@@ -188,7 +172,18 @@ def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     return (base if inherited and "forward" not in vars(loss_fn) else None), options, hooked
 
 
-# Any other loss
+def connected(loss: Tensor, outputs: Any) -> Tensor:
+    """A loss with a graph, even if it is constant, as without a positive sample."""
+    if loss.requires_grad:
+        return loss
+    for leaf in leaves_of(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            # Not times 0, since infinity times 0 is NaN.
+            loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
+    return loss
+
+
+# A loss and its gradient by the outputs
 
 
 @dataclass(frozen=True)
@@ -196,47 +191,37 @@ class Evaluated:
     """A loss, and its gradient by the model's outputs."""
 
     loss: Tensor  # (), float64, without a graph
-    gradients: list[Tensor]  # by each output with samples; zeros for an unused output
+    gradients: list[Tensor]  # by each output with dimensions; zeros for an unused output
     size: float  # of the largest output; rounding is relative to it if terms of the loss cancel
-    # The loss depends on no output, or on one without samples, such as a loss in the model.
+    # The loss depends on no output, or on one without dimensions, such as a loss in the model.
     inside: bool
 
 
-def evaluate(
-    loss_of: Callable[[Any], Tensor],
-    outputs: Any,
-    *,
-    samples: int | None = None,
-    wide: bool = False,
-) -> Evaluated:
+def evaluate(loss_of: Callable[[Any], Tensor], outputs: Any, *, wide: bool = False) -> Evaluated:
     """Compute a loss of outputs without a graph, and its gradient by the outputs.
 
-    Args:
-        loss_of: The loss; receives copies of the outputs, which it may change in place.
-        outputs: The model's outputs, on the device.
-        samples: Outputs of this length have samples; None for all outputs with dimensions.
-        wide: Whether outputs of half precision become float32.
+    `loss_of` receives copies of the outputs, which it may change in place; with `wide` outputs of
+    half precision become float32.
     """
     with torch.enable_grad():
         leaves = leaves_of(outputs)
         for position, leaf in enumerate(leaves):
-            if is_float(leaf):
+            if _is_float(leaf):
                 leaf = leaf.detach().float() if wide and leaf.dtype in HALF else leaf.detach()
                 leaves[position] = leaf.requires_grad_()
-        copies = [leaf.clone() if is_float(leaf) else leaf for leaf in leaves]
+        copies = [leaf.clone() if _is_float(leaf) else leaf for leaf in leaves]
         loss = loss_of(replaced(outputs, copies))
-        wanted = [leaf for leaf in leaves if is_float(leaf)]
-        return differentiated(loss, wanted, samples)
+        return differentiated(loss, [leaf for leaf in leaves if _is_float(leaf)])
 
 
-def differentiated(loss: Tensor, wanted: list[Tensor], samples: int | None = None) -> Evaluated:
-    """Differentiate a loss by outputs in its graph; see `evaluate`."""
+def differentiated(loss: Tensor, wanted: list[Tensor]) -> Evaluated:
+    """Differentiate a loss by outputs in its graph."""
     gradients: Sequence[Tensor | None] = [None] * len(wanted)
     if loss.requires_grad and wanted:
         gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
     inside, found, size = not loss.requires_grad, [], 0.0
     for leaf, gradient in zip(wanted, gradients, strict=True):
-        if leaf.dim() == 0 or samples not in (None, len(leaf)):
+        if leaf.dim() == 0:
             inside |= gradient is not None
             continue
         found.append(torch.zeros_like(leaf) if gradient is None else gradient)
@@ -244,20 +229,16 @@ def differentiated(loss: Tensor, wanted: list[Tensor], samples: int | None = Non
     return Evaluated(loss.detach().double(), found, size, inside)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A mini-batch's loss, and the loss combined from its parts."""
-
-    whole: float
-    combined: float  # the weighted sum of the parts' losses
-    value: float  # relative difference of both losses; infinite if a part is not finite
-    gradient: float  # relative difference of their gradients by the outputs
-
-
-def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]) -> Comparison:
+def compare(
+    whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]
+) -> tuple[float, float, float]:
     """Compare a loss with the sum of its parts, each times its factor.
 
     A part with factor 0 does not count, and may be 0 / 0.
+
+    Returns:
+        The sum; its difference from the loss, relative, infinite if a part is not finite; the
+        relative difference of their gradients by the outputs.
     """
     pairs = [(f, part) for f, part in zip(factors, parts, strict=True) if f > 0]
     combined = float(sum(factor * part.loss for factor, part in pairs))
@@ -270,7 +251,7 @@ def compare(whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[floa
             for column in zip(*(part.gradients for part in parts), strict=True)
         ]  # fmt: skip
         gradient = difference(expected, whole.gradients) or 0.0
-    return Comparison(float(whole.loss), combined, value, gradient)
+    return combined, value, gradient
 
 
 def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
@@ -301,60 +282,33 @@ def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None
 
 
 def tolerance(
-    kinds: Iterable[torch.dtype | None],
+    kinds: Iterable[torch.dtype],
     device: torch.device,
     *,
     narrow: bool = False,
     multiplied_by: Sequence[Any] = ("matmul", "conv"),
 ) -> float:
-    """Largest relative difference that rounding may cause.
+    """Largest relative difference that rounding may cause to numbers of these dtypes on a device.
 
-    Args:
-        kinds: The dtypes that take part.
-        device: The device of the computation.
-        narrow: Whether losses of the very same outputs are compared.
-        multiplied_by: Kinds of operators for which CUDA may round to TF32.
+    `narrow`: whether losses of the very same outputs are compared; `multiplied_by`: kinds of
+    operators for which CUDA may round to TF32.
     """
     table = _NARROW if narrow else _TOLERANCE
-    worst = max((table.get(kind, 0.0) for kind in kinds if kind is not None), default=0.0)
+    worst = max((table.get(kind, 0.0) for kind in kinds), default=0.0)
     tf32 = device.type == "cuda" and any(map(rounds_to_tf32, multiplied_by))
     return max(worst or table[torch.float32], _TF32 if tf32 else 0.0)
-
-
-def kinds_of(model: nn.Module, tensors: Iterable[Tensor], device: torch.device) -> set[torch.dtype]:
-    """Dtypes of tensors, of a model's parameters and of the surrounding autocast."""
-    kinds = {tensor.dtype for tensor in (*tensors, *model.parameters())}
-    if torch.is_autocast_enabled(device.type):
-        kinds.add(torch.get_autocast_dtype(device.type))
-    return kinds
-
-
-def normalises_by_batch(modules: Iterable[nn.Module]) -> bool:
-    """Whether a layer without running statistics mixes samples in evaluation mode, too."""
-    return any(isinstance(m, _BatchNorm) and m.running_mean is None for m in modules)
 
 
 # Structures of outputs
 
 
-def is_float(leaf: Any) -> bool:
-    """Whether something is a tensor of floating-point numbers."""
+def _is_float(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def floats(tree: Any) -> list[Tensor]:
     """A structure's floating-point tensors with dimensions."""
-    return [leaf for leaf in leaves_of(tree) if is_float(leaf) and leaf.dim() > 0]
-
-
-def fresh(tree: Any, device: torch.device) -> Any:
-    """A structure with copies of its tensors on a device, which may be changed in place."""
-
-    def copied(leaf: Any) -> Any:
-        moved = to_device(leaf, device)
-        return moved.clone() if moved is leaf and isinstance(leaf, Tensor) else moved
-
-    return map_leaves(copied, tree)
+    return [leaf for leaf in leaves_of(tree) if _is_float(leaf) and leaf.dim() > 0]
 
 
 def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:

@@ -1,16 +1,13 @@
 """The most informative samples for checking a loss, and mini-batches with new values."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from repro.measure import accelerator
 from repro.measure.batches import Batch
-
-Item = TypeVar("Item")
 
 _COMPARED = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -70,53 +67,30 @@ def one_of_each(batch: Batch, most: int, first: Iterable[int] = ()) -> list[int]
     return list(dict.fromkeys(found))[:most]
 
 
-class Novelty(Generic[Item]):
+class Novelty:
     """Detects mini-batches with new kinds of values, for which a loss may behave differently.
 
     Values that a loss ignores or weighs may be missing from the first mini-batch: a padding label,
     a rare class, a masked element, a target that is NaN. Remembered are the smallest and the
     largest integer of each target, and all integers of a small target; whether booleans were true
     and false; whether targets and small inputs were zero, negative, positive, or not finite. Of
-    integer inputs, which may be tokens, only a lower negative one is new.
-
-    Tensors on an accelerator are read when the next mini-batch comes, so that nothing waits, unless
-    `wait` is set. `values` are integers that occurred first in the last mini-batch.
+    integer inputs, which may be tokens, only a lower negative one is new. `values` are integers
+    that occurred first in the last mini-batch.
     """
 
-    def __init__(self, wait: bool = False) -> None:
-        self._wait = wait
+    def __init__(self) -> None:
         self._seen: dict[Any, list[float]] = {}
         self._values: dict[Any, set[int]] = {}
         self._tries = 0
         self.values: set[int] = set()
-        self._late: tuple[Item, list[tuple[Any, Tensor, accelerator.Event]]] | None = None
 
-    def newest(self, batch: Batch, item: Item) -> Item | None:
-        """`item` if the mini-batch has new values, else None.
-
-        If the mini-batch before lies on an accelerator and had new values, its item.
-        """
-        late, self._late = self._late, None
+    def in_batch(self, batch: Batch) -> bool:
+        """Whether a mini-batch has new values; waits for its device."""
         self.values = set()
-        found: Item | None = None
-        for path, traits, copied in late[1] if late else ():
-            copied.synchronize()  # it was long ago
-            if self._is_new(path, traits):
-                found = late[0] if late else None
-        coming = []
+        found = False
         for path, whole in _strided(batch):
-            if (traits_of := _traits(path, whole)) is None:
-                continue
-            if accelerator.is_accelerator(whole.device) and not self._wait:
-                host = accelerator.empty_pinned(len(traits_of), whole.device)
-                host.copy_(traits_of, non_blocking=True)
-                copied = accelerator.new_event(whole.device)
-                copied.record(accelerator.current_stream(whole.device))
-                coming.append((path, host, copied))
-            elif self._is_new(path, traits_of) | self._has_new_value(path, whole):
-                found = item
-        if coming:
-            self._late = item, coming
+            if (traits := _traits(path, whole)) is not None:
+                found |= self._is_new(path, traits) | self._has_new_value(path, whole)
         return found
 
     def _is_new(self, path: Any, traits: Tensor) -> bool:

@@ -3,8 +3,9 @@
 import copy
 import random
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,7 @@ class Snapshot:
             for name, module in root.named_modules() if isinstance(root, nn.Module) else ():
                 self._keep_module(name or type(module).__name__, module, tensors)
         devices = {tensor.device for _, tensor, _, _ in self._tensors} | {torch.device("cpu")}
-        self._generators = {device: accelerator.get_rng(device) for device in devices}
-        self._of_python, self._of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        self._put_back_numbers = random_numbers(devices)
         for parameter, _ in self._gradients:
             parameter.grad = None
 
@@ -94,19 +94,8 @@ class Snapshot:
         elif isinstance(value, np.ndarray):
             array = value.copy()
             self._undo.append(lambda: np.copyto(value, array))
-        else:
-            self._keep_random(value)
-
-    def _keep_random(self, value: Any) -> None:
-        if isinstance(value, random.Random):
-            of_python = value.getstate()
-            self._undo.append(lambda: value.setstate(of_python))
-        elif isinstance(value, np.random.Generator):
-            bits_of, state = value.bit_generator, value.bit_generator.state
-            self._undo.append(lambda: setattr(bits_of, "state", state))
-        elif isinstance(value, torch.Generator | np.random.RandomState):
-            of_generator: Any = value.get_state()
-            self._undo.append(lambda: value.set_state(of_generator))
+        elif put_back := generator_state(value):
+            self._undo.append(put_back)
 
     def changed(self) -> dict[str, Tensor]:
         """Parameters, buffers and attributes' tensors with changed values.
@@ -124,12 +113,6 @@ class Snapshot:
                     found[f"{name}.{key}"] = buffer.detach().clone()
         return found
 
-    def generators(self) -> tuple[Any, ...]:
-        """States of the global generators; they differ after random numbers were drawn."""
-        states = [state for device in self._generators for state in accelerator.get_rng(device)]
-        of_torch = (bytes(state.numpy()) for state in states if state is not None)
-        return *of_torch, random.getstate(), repr(np.random.get_state())  # noqa: NPY002
-
     def restore(self) -> None:
         """Restore everything."""
         for undo in self._undo:
@@ -143,10 +126,40 @@ class Snapshot:
                 stored(data).copy_(saved)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
-        for device, state in self._generators.items():
-            accelerator.set_rng(device, state)
-        random.setstate(self._of_python)
-        np.random.set_state(self._of_numpy)  # noqa: NPY002
+        self._put_back_numbers()
+
+
+def generator_state(generator: Any) -> Callable[[], Any] | None:
+    """A function that puts back the present state, None for an object that is no generator."""
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    if isinstance(generator, np.random.Generator):
+        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    if isinstance(generator, torch.Generator | np.random.RandomState):
+        state: Any = generator.get_state()
+        return partial(generator.set_state, state)
+    return None
+
+
+def random_numbers(
+    devices: Iterable[torch.device], generators: Iterable[Any] = ()
+) -> Callable[[], None]:
+    """A function that puts back the present states of Python's, numpy's and torch's generators.
+
+    Those of torch are the devices'; further `generators` may be given.
+    """
+    undo: list[Any] = [
+        partial(random.setstate, random.getstate()),
+        partial(np.random.set_state, np.random.get_state()),  # noqa: NPY002
+        *(partial(accelerator.set_rng, device, accelerator.get_rng(device)) for device in devices),
+        *map(generator_state, generators),
+    ]
+
+    def put_back() -> None:
+        for each in undo:
+            each()
+
+    return put_back
 
 
 @contextmanager

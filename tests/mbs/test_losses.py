@@ -490,13 +490,15 @@ def test_a_split_that_drops_or_repeats_samples_is_refused(bounds):
         streamer.backward(X, LABELS)
 
 
-@pytest.mark.parametrize("weighed", [0, 1])
-def test_weights_with_some_pieces_are_refused(weighed):
-    pieces = [(X[:40], LABELS[:40]), (X[40:], LABELS[40:])]
-    pieces[weighed] = (*pieces[weighed], torch.full((len(pieces[weighed][0]),), 100.0))
-    model = make_model()
-    with pytest.raises(MicroBatchError, match="weights with each piece or with none"):
-        MicroBatchStreamer(model, lambda o, t: F.cross_entropy(o, t), 16).backward(iter(pieces))
+def test_weights_with_pieces_are_refused():
+    weights, model = torch.full((40,), 100.0), make_model()
+    streamer = MicroBatchStreamer(model, lambda o, t: F.cross_entropy(o, t), 16)
+    for given, options in (
+        ((X[:40], LABELS[:40], weights), {}),
+        ((X[:40], LABELS[:40]), {"weights": weights}),
+    ):
+        with pytest.raises(MicroBatchError, match=r"each piece must be|has no weights"):
+            streamer.backward(iter([given, (X[40:], LABELS[40:])]), **options)
     assert all(p.grad is None for p in model.parameters())
 
 

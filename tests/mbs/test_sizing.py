@@ -78,7 +78,7 @@ def test_everything_fits_without_a_budget(num_samples):
         assert streamer.backward(*make_batch(number)).micro_batch_size == number
 
 
-@pytest.mark.parametrize("form", ["whole", "pieces", "two_pass", "deferred"])
+@pytest.mark.parametrize("form", ["whole", "two_pass", "deferred"])
 def test_probes_leave_no_trace(form):
     x, y = make_batch(24)
     torch.manual_seed(3)
@@ -94,8 +94,7 @@ def test_probes_leave_no_trace(form):
     for model, size in zip(models, (24, "auto"), strict=True):
         torch.manual_seed(4)
         streamer = MicroBatchStreamer(model, F.cross_entropy, size, trace=True, **options)
-        batch = (iter([(x[:12], y[:12]), (x[12:], y[12:])]),) if form == "pieces" else (x, y)
-        streamer.backward(*batch)
+        streamer.backward(x, y)
         states.append((tensors_of(model), torch.get_rng_state()))
         timelines.append(len(streamer.timeline()))
     for a, b in zip(states[0][0], states[1][0], strict=True):
@@ -132,7 +131,7 @@ def fragile_pair(dropout=0.0):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("form", ["whole", "pieces", "two_pass", "deferred", "scaler"])
+@pytest.mark.parametrize("form", ["whole", "two_pass", "deferred", "scaler"])
 def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
     model, plain, fragile = fragile_pair(dropout=0.5)
     options = {
@@ -146,13 +145,9 @@ def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
 
     def run(streamer):
         torch.manual_seed(7)
-        if form == "pieces":
-            result = streamer.backward(iter([(x[:16], y[:16]), (x[16:], y[16:])]))
-        else:
-            result = streamer.backward(x, y)
-        return result, torch.get_rng_state()
+        return streamer.backward(x, y), torch.get_rng_state()
 
-    limit = 85_000  # chooses about 16: two micro-batches, or one for each piece
+    limit = 85_000  # chooses about 16: two micro-batches
     with MemoryBudget(limit, resident=model):
         run(streamer)  # probes
         assert streamer.sizing.micro_batch_size >= 16
@@ -168,9 +163,6 @@ def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
     result, rng = run(streamer)
     assert (result.retries, result.num_samples) == (1, 32)
     assert before is None or scalers[0].state_dict() == before
-    if form == "pieces":  # the first piece stays as it was computed, the second alone is halved
-        assert (result.micro_batch_size, result.num_micro_batches) == (16, 3)
-        return
     assert (result.micro_batch_size, result.num_micro_batches) == (8, 4)
     expected, expected_rng = run(reference)
     assert torch.equal(result.loss, expected.loss)
@@ -202,14 +194,12 @@ def test_size_shrinks_and_grows_back_with_the_memory():
         assert size() > first
 
 
-@pytest.mark.parametrize("form", ["whole", "pieces"])
-def test_where_not_even_one_sample_fits(form):
+def test_where_not_even_one_sample_fits():
     model = make_model(batchnorm=False, dropout=0.5)
     x, y = make_batch(16)
     rng, resident = torch.get_rng_state(), sum(p.nbytes for p in model.parameters())
     with MemoryBudget(resident + 500, resident=model), pytest.raises(torch.OutOfMemoryError):
-        streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
-        streamer.backward(iter([(x, y)])) if form == "pieces" else streamer.backward(x, y)
+        MicroBatchStreamer(model, F.cross_entropy, "auto").backward(x, y)
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), rng)
 

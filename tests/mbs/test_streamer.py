@@ -90,7 +90,7 @@ def dice_loss(outputs, targets):
 
 
 KINDS = ["plain", "float32", "no targets", "weights", "tokens", "two_pass dice", "pieces",
-         "two_pass dice, float32", "two_pass, no targets", "pieces, weights"]  # fmt: skip
+         "two_pass dice, float32", "two_pass, no targets"]  # fmt: skip
 
 
 @pytest.mark.parametrize("micro", MICRO)
@@ -117,9 +117,7 @@ def test_gradient_and_loss_are_the_full_batchs(kind, mini, micro):
     bounds = [(0, mini)]
     if "pieces" in kind:
         bounds = with_a_rest(mini, 10)
-        given = [(y[a:b], w[a:b]) if "weights" in kind else y[a:b] for a, b in bounds]
-        pieces = [(x[a:b], t) for (a, b), t in zip(bounds, given, strict=True)]
-        result = streamer.backward((*p, p[1][1]) if "weights" in kind else p for p in pieces)
+        result = streamer.backward((x[a:b], y[a:b]) for a, b in bounds)
     else:
         result = streamer.backward(x, targets, weights=weights)
     assert_equal_gradients(model, expected, TOLERANCE[dtype])
@@ -466,6 +464,7 @@ def batch_cases():
     yield (iter([]), None), None, EmptyBatchError, "yielded no piece"
     yield (iter([(x, y)]), y), None, MicroBatchError, "do not pass targets or weights beside it"
     yield (iter([(x, y), x]), None), None, MicroBatchError, "yielded Tensor; each piece must be"
+    yield (iter([(x, y, y)]), None), None, MicroBatchError, "yielded tuple; each piece must be"
     yield (iter([(x, y), (x, y[:2])]), None), None, BatchSizeMismatchError, "must be equal"
 
 
@@ -496,8 +495,11 @@ def test_bad_options(options, message):
 def test_two_pass_needs_tensors_and_takes_no_weights():
     streamer = MicroBatchStreamer(make_model(), F.cross_entropy, 4, two_pass=True)
     x, y = make_batch(8)
-    with pytest.raises(MicroBatchError, match="not an iterable of pieces"):
-        streamer.backward(iter([(x, y)]))
+    for refuses in (streamer, MicroBatchStreamer(make_model(), F.cross_entropy, "auto")):
+        with pytest.raises(
+            MicroBatchError, match="whole number as micro_batch_size, a single pass"
+        ):
+            refuses.backward(iter([(x, y)]))
     with pytest.raises(MicroBatchError, match="weigh its samples there"):
         streamer.backward(x, y, weights=[1.0] * 8)
 

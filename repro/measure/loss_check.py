@@ -1,0 +1,386 @@
+"""Whether a loss adds up over the parts of a mini-batch, and a model treats samples one by one.
+
+The loss of the whole is compared with the weighted sum of its parts' losses, and so are their
+gradients by the model's outputs: values alone can agree by chance. If all outputs are zero, as
+often from a fresh last layer, the mean over any samples is the same.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from repro.measure.batches import Batch, call_model, leaves_of, map_leaves, to_device
+from repro.measure.containers import BatchError, holds_tensors
+from repro.measure.loss_parts import (
+    HALF,
+    Evaluated,
+    LossCheckError,
+    MixedSamplesError,
+    compare,
+    difference,
+    differentiated,
+    evaluate,
+    floats,
+    joined,
+    relative,
+    tolerance,
+)
+from repro.measure.memory import is_out_of_memory
+from repro.measure.untouched import Snapshot
+
+_OFF = "check='off' computes it all the same"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Groups of samples of a mini-batch, such as its micro-batches, and all groups as one."""
+
+    parts: Iterable[Any]  # (inputs, targets) of each group
+    counts: Sequence[int]
+    weights: Sequence[float]  # of each group
+    exact: bool  # whether a group's share is its weight over the total weight; else losses add up
+    targets: Callable[[int], Any]  # of the first groups, concatenated
+    inputs: Any = None  # of all groups, concatenated; None if that is impossible
+    twice: Any = None  # inputs of the second group, repeated; None without a second group
+
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        groups: tuple[list[int], list[int]],
+        weights: Sequence[float],
+        exact: bool,
+    ) -> "Sample":
+        """Take two groups of equally many samples out of a mini-batch."""
+        first, second = groups
+        inputs, targets = batch.take([*first, *second])
+        parts, twice = (batch.take(first), batch.take(second)), batch.take([*second, *second])[0]
+        counts = [len(first), len(second)]
+        return cls(parts, counts, weights, exact, lambda _: targets, inputs, twice)
+
+    def factors(self, count: int) -> list[float]:
+        """Each share of the first `count` groups in their joint loss."""
+        total = sum(self.weights[:count])
+        return [weight / total if self.exact else 1.0 for weight in self.weights[:count]]
+
+
+class LossCheck:
+    """Compares losses and outputs of samples computed together and in parts.
+
+    No backward pass through the model is made, and everything is restored.
+
+    Args:
+        model: The model.
+        modules: All modules of model and loss.
+        loss_fn: Called as ``loss_fn(outputs, targets)``, without targets that are None.
+        device: The device of the model.
+        undone: Makes a context that restores buffers and random numbers.
+        forward: Makes the context of a forward pass, such as autocast.
+        advice: What to do about a loss that does not add up; the second if the model computes it.
+        multiplied_by: See `repro.measure.loss_parts.tolerance`.
+
+    Attributes:
+        hidden_state: Whether two forward passes with the same samples, buffers and random numbers
+            computed different outputs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: Sequence[nn.Module],
+        loss_fn: Callable[..., Tensor],
+        device: torch.device,
+        undone: Callable[[], AbstractContextManager[Any]],
+        forward: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        advice: tuple[str, str] = ("", ""),
+        multiplied_by: Sequence[Any] = ("matmul", "conv"),
+    ) -> None:
+        # The uncompiled module: other shapes and evaluation mode would compile it twice more.
+        self._model = getattr(model, "_orig_mod", model)
+        self._modules, self._loss_fn, self._device = modules, loss_fn, device
+        self._undone, self._context, self._advice = undone, forward, advice
+        self._multiplied_by = multiplied_by
+        self.hidden_state = False
+
+    def outputs_add_up(self, sample: Sample, room: float) -> bool:
+        """Compare the losses of the groups' outputs; return whether that was possible.
+
+        Outputs are computed once, so that layers' random numbers and batch statistics do not
+        matter. The first groups are used, as far as `room` in host memory, in bytes, holds outputs.
+
+        Raises:
+            LossCheckError: The losses do not add up.
+        """
+        # Training SyncBatchNorm would wait for processes that check nothing.
+        return self._attempt(self._compare_outputs, sample, room, evaluating=nn.SyncBatchNorm)
+
+    def loss_adds_up(self, sample: Sample) -> bool:
+        """Compare the losses of a few samples; return whether that was possible.
+
+        They are computed as a whole, too: a loss may depend on more than outputs and targets.
+
+        Raises:
+            LossCheckError: The losses do not add up.
+        """
+        # In training mode first, as far as that is repeatable.
+        ways: tuple[tuple[Callable[..., bool], Any], ...] = (
+            (self._compare_outputs, nn.SyncBatchNorm),
+            (self._compare_inside, (_DropoutNd, _NormBase)),
+            (self._compare_outputs, nn.Module),
+            (self._compare_inside, nn.Module),
+        )
+        return any(self._attempt(check, sample, evaluating=kinds) for check, kinds in ways)
+
+    def samples_stay_apart(self, sample: Sample) -> bool:
+        """Compare the outputs of a few samples; return whether that was possible.
+
+        They are computed once beside other samples and once beside copies of themselves, with the
+        same random numbers: outputs differ if a tensor that all samples need was divided, or if the
+        model compares samples.
+
+        Raises:
+            MixedSamplesError: The outputs depend on how the samples were divided.
+        """
+        # A layer without running statistics mixes samples in evaluation mode, too.
+        if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in self._modules):
+            return True
+        # Micro-batch statistics are the papers' behaviour, so that no model is refused for them.
+        kinds: tuple[Any, ...] = (_NormBase, nn.Module)
+        made = any(self._attempt(self._compare_neighbours, sample, evaluating=k) for k in kinds)
+        return made or self.hidden_state
+
+    def compute(self, inputs: Any, evaluating: Any = nn.Module) -> Any:
+        """The outputs, without a graph, with modules of these kinds in evaluation mode."""
+        with self._evaluating(evaluating):
+            return self._forward(inputs)
+
+    def _attempt(self, check: Callable[..., bool], *arguments: Any, evaluating: Any) -> bool:
+        """Run a check with modules of some kinds in evaluation mode; return whether it ran."""
+        attributes = Snapshot(self._model, tensors=False)
+        try:
+            with self._undone(), self._evaluating(evaluating):
+                return check(*arguments)
+        except Exception as error:
+            if is_out_of_memory(error) or isinstance(error, LossCheckError | MixedSamplesError):
+                raise
+            return False  # any other failure is raised by the training step itself
+        finally:
+            attributes.restore()
+
+    @contextmanager
+    def _evaluating(self, kinds: Any) -> Iterator[None]:
+        modes = [(m, m.training) for m in self._modules if isinstance(m, kinds)]
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    # The loss
+
+    def _compare_outputs(self, sample: Sample, room: float = math.inf) -> bool:
+        pairs: list[tuple[Any, Any]] = []
+        recorded = None  # the first loss, with the state that the forward pass changed
+        for inputs, targets in sample.parts:
+            outputs = self._forward(inputs)
+            leaves = leaves_of(outputs)
+            room -= sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+            if not all(map(_can_be_joined, leaves)):
+                return False
+            if room < 0:
+                break
+            recorded = recorded or self._evaluated(outputs, targets)
+            pairs.append((to_device(outputs, torch.device("cpu")), targets))
+        if recorded is None or len(pairs) < 2:
+            return False
+        counts, number = sample.counts[: len(pairs)], sum(sample.counts[: len(pairs)])
+        uneven = sample.inputs is None  # samples may have different numbers of rows
+        together = joined([outputs for outputs, _ in pairs], None if uneven else counts)
+        parts = [self._evaluated(*pair) for pair in pairs]
+        inside = all(part.inside for part in parts)
+        # A loss that reads what the forward pass left has another value after later passes.
+        again = relative(parts[0].loss, recorded) if torch.isfinite(recorded.loss) else 0.0
+        if together is None or inside or again > 1e-6:
+            return False
+        # Rounding to half precision changes a loss by more than the faults to be found.
+        with self._context():
+            wide = torch.is_autocast_enabled(self._device.type)
+        wide = wide or any(leaf.dtype in HALF for leaf in floats(together))
+        if wide:
+            parts = [self._evaluated(*pair, wide=True) for pair in pairs]
+
+        def whole() -> Evaluated:
+            with _fails_as(
+                LossCheckError,
+                f"the loss can be computed over {counts[0]} samples, but not over {number}: the "
+                f"model returned, or the loss was given, something that belongs to the whole "
+                f"mini-batch and was divided; name it in shared=",
+            ):
+                return self._evaluated(together, sample.targets(len(pairs)), wide)
+
+        return self._compare(sample, parts, whole, False, wide)
+
+    def _compare_inside(self, sample: Sample) -> bool:
+        """Compare losses, with a graph from the model's outputs to the loss only."""
+        parts = [self._with_graph(*part) for part in sample.parts]
+        whole = partial(self._with_graph, sample.inputs, sample.targets(len(parts)))
+        return self._compare(sample, parts, whole, True, False)
+
+    def _compare(
+        self,
+        sample: Sample,
+        parts: Sequence[Evaluated],
+        evaluate_whole: Callable[[], Evaluated],
+        inside: bool,
+        wide: bool,
+    ) -> bool:
+        whole = evaluate_whole()
+        if not torch.isfinite(whole.loss):
+            return False  # the mini-batch itself will raise the error
+        combined, value, gradient = compare(whole, parts, sample.factors(len(parts)))
+        kinds = [whole.loss, *whole.gradients]
+        narrow = self._tolerance(kinds, narrow=True, wide=wide)
+        allowed = self._tolerance(kinds) if inside else narrow  # of the very same outputs
+        if value <= narrow and gradient <= allowed:
+            return True
+        again = evaluate_whole()
+        spread = relative(again.loss, whole)
+        if spread > narrow or (difference(again.gradients, whole.gradients) or 0.0) > allowed:
+            return False
+        raise LossCheckError(
+            f"the loss of {sum(sample.counts[: len(parts)])} samples is {float(whole.loss):.6g}, "
+            f"that of its {len(parts)} parts together {combined:.6g}; their gradients by the "
+            f"outputs differ by {100 * gradient:.3g} %. "
+            f"It is no {'mean' if sample.exact else 'sum'} over samples. "
+            f"{self._advice[1] if inside else ''}{self._advice[0]}{_OFF}"
+        )
+
+    # The samples
+
+    def _compare_neighbours(self, sample: Sample) -> bool:
+        """Refuse a model with outputs that depend on the other samples in the batch.
+
+        Random numbers and buffers are the same each time.
+        """
+        # Outputs with one row per sample, told from outputs that happen to be of that length.
+        count = sample.counts[1]
+        _, (inputs, _) = sample.parts
+        alone = [len(leaf) == count for leaf in self._rows(inputs)]
+
+        def last(inputs: Any) -> list[Tensor]:
+            rows = zip(self._rows(inputs), alone, strict=True)
+            return [leaf[-count:] for leaf, own in rows if own and len(leaf) == 2 * count]
+
+        with _fails_as(
+            MixedSamplesError,
+            f"the model can be called with {count} samples, but not with {2 * count}: something "
+            f"was divided that belongs to the whole mini-batch, because its first dimension is as "
+            f"long, and is to be named in shared=; or it takes only as many at once",
+        ):
+            whole = last(sample.inputs)
+        off, allowed = difference(whole, last(sample.twice)), self._tolerance(whole)
+        if off is None or off <= allowed:
+            return True
+        again = difference(last(sample.inputs), whole)
+        if again is None or again > allowed:
+            self.hidden_state = True
+            return False
+        raise MixedSamplesError(
+            f"what the model returns for a sample depends on the other samples beside it (by "
+            f"{100 * off:.2g} % for {count} samples), and a part of the mini-batch has only its "
+            f"own. Name in shared= what belongs to the whole mini-batch, give samples first "
+            f"(batch_first=True of torch's recurrent layers and transformers), or let the model "
+            f"treat samples one by one. If it is to compare them, return embeddings, one row for "
+            f"each sample, and compare them in loss_fn, which is checked. If it is a normalisation "
+            f"by the batch that may be one by the part, as BatchNorm's is, {_OFF}"
+        )
+
+    def _rows(self, inputs: Any) -> list[Tensor]:
+        with self._undone():
+            return floats(self._forward(inputs))
+
+    # Forward passes and losses
+
+    def _forward(self, inputs: Any) -> Any:
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                # Raised by checkpointing, which has no effect here.
+                warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+                return self._outputs(inputs)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+        with torch.enable_grad():  # the model may differentiate, or hook its activations
+            outputs = self._outputs(inputs)
+        return map_leaves(lambda x: x.detach() if isinstance(x, Tensor) else x, outputs)
+
+    def _outputs(self, inputs: Any) -> Any:
+        with self._context():
+            return call_model(self._model, _fresh(inputs, self._device))
+
+    def _loss(self, outputs: Any, targets: Any) -> Tensor:
+        given = () if targets is None else (_fresh(targets, self._device),)
+        return self._loss_fn(outputs, *given)
+
+    def _evaluated(self, outputs: Any, targets: Any, wide: bool = False) -> Evaluated:
+        """The loss of outputs (on host or device), and its gradient by the outputs."""
+        wider = torch.autocast(self._device.type, enabled=False) if wide else self._context()
+        with wider:
+            there = to_device(outputs, self._device)
+            return evaluate(lambda copies: self._loss(copies, targets), there, wide=wide)
+
+    def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
+        with torch.enable_grad(), self._context():
+            outputs = call_model(self._model, _fresh(inputs, self._device))
+            loss = self._loss(outputs, targets)
+            return differentiated(loss, [leaf for leaf in floats(outputs) if leaf.requires_grad])
+
+    def _tolerance(
+        self, tensors: Sequence[Tensor], narrow: bool = False, wide: bool = False
+    ) -> float:
+        """Tolerance for the tensors' and the model's dtypes; `wide`: for float32."""
+        kinds = {torch.float32}
+        if not wide:
+            kinds = {tensor.dtype for tensor in (*tensors, *self._model.parameters())}
+            with self._context():
+                if torch.is_autocast_enabled(self._device.type):
+                    kinds.add(torch.get_autocast_dtype(self._device.type))
+        return tolerance(kinds, self._device, narrow=narrow, multiplied_by=self._multiplied_by)
+
+
+@contextmanager
+def _fails_as(kind: type[BatchError], why: str) -> Iterator[None]:
+    """Raise an error of this kind for one of the model or the loss, but for lack of memory."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise kind(f"{why} ({error}). {_OFF}") from error
+
+
+def _can_be_joined(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return leaf.layout == torch.strided and not leaf.is_nested
+    return not holds_tensors(leaf, 3)
+
+
+def _fresh(tree: Any, device: torch.device) -> Any:
+    """A structure with copies of its tensors on a device, which may be changed in place."""
+
+    def copied(leaf: Any) -> Any:
+        moved = to_device(leaf, device)
+        return moved.clone() if moved is leaf and isinstance(leaf, Tensor) else moved
+
+    return map_leaves(copied, tree)
