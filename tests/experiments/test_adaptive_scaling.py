@@ -6,7 +6,6 @@ import statistics
 import made
 import pytest
 from invented import make_record
-from planted import check
 
 from repro.adaptive import ScalingModel
 from repro.experiments import load_paper
@@ -83,7 +82,6 @@ def launches(factors, change=lambda seed, step: 1.0):
         tasks = {task: measured_task(job["sizes"], AVERAGING) for task, job in jobs}
         metrics = {"tasks": tasks, "device": "a CPU"}
         for task in metrics["tasks"].values():
-            task["difference"] = 1e-3 * (seed == 3)
             for step in task["steps"]:
                 first, *others = [factor * change(seed, step) * n for n in step["samples_s"]]
                 step["samples_s"] = [9 * first, *others]
@@ -112,11 +110,6 @@ class TestLaunches:
         assert (gap.error, gap.dof, gap.trials) == (pytest.approx(error), 4, "launches")
         found = made.verdict("adaptive/figure9/steps_predicted", results)
         assert found.word == "undecided" and " launches a cell decide" in found.evidence
-
-    def test_weights_that_differ_in_one_launch(self):
-        row = made.check_row("adaptive/figure9", 0, launches([1.0] * 5))
-        assert row["holds"] == "NO" and "0.001" in row["evidence"]
-        assert check("adaptive/figure9")["holds"] == "yes"
 
 
 @pytest.mark.parametrize("target", MEASURED)
@@ -200,7 +193,7 @@ class TestTables:
         ratios = {str(nodes): row for nodes in (256, 64, 128)}
         changed = {"metrics": {"ratios": ratios}}
         results = made.made_results("adaptive/overlap", lambda run, seed: changed, {}, "quick")
-        rows = overlap.table(results)
+        rows = list(overlap.table(results))
         assert [row["nodes modelled"] for row in rows] == [64, 128, 256]
         assert {row["blocked, measured (%)"] for row in rows} == {"20"}
         assert [row["blocked, model (%)"] for row in rows] == ["0", "0", "43"]

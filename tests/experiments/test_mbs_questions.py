@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from made import FAILED, OUT_OF_MEMORY, verdict
+from made import verdict
 from made_mbs import (
     INITIAL,
     NOISE,
     PAPER,
     beyond,
     claimed,
-    holds,
     of_trainings,
     results,
     streamed,
@@ -73,29 +72,6 @@ class TestReported:
 
 class TestTables4And5:
     @both
-    def test_a_planted_fault_breaks_each_check(self, artefact):
-        as_claimed = by_size(lambda doublings: -4 * doublings)
-
-        def but(outcome, way, seed=None):
-            def make(run, own):
-                wrong = run.config.get("mini_batch") == 64 and streamed(run) == way
-                return outcome if wrong and seed in (None, own) else as_claimed(run, own)
-
-            return make
-
-        sound = dict.fromkeys(("undivided_fails", "streamed_trains", "largest_declines"), "yes")
-        for make, broken in (
-            (as_claimed, {}),
-            (by_size(lambda doublings: 10 - (doublings - 2) ** 2), {}),
-            (but(trained(50.0), False), {"undivided_fails": "NO"}),
-            (but(OUT_OF_MEMORY, True, 1), {"streamed_trains": "NO"}),
-            (but(FAILED, True, 1), {"streamed_trains": "NO"}),
-            (by_size(lambda doublings: 4 * doublings), {"largest_declines": "NO"}),
-            (lambda run, seed: None, dict.fromkeys(sound, "not run")),
-        ):
-            assert holds(artefact, results(artefact, make)) == sound | broken
-
-    @both
     def test_the_best_size_beyond_the_initial_one(self, artefact):
         found = results(artefact, by_size(lambda doublings: 5 - doublings))
         cases = claimed(f"{artefact}/optimum_beyond", found)
@@ -133,7 +109,7 @@ class TestTables4And5:
         assert {(c.trials, c.n) for c in claimed(steps, found).values()} == {("processes", 5)}
         # Trainings are side by side: their times do not count.
         assert set(means_of(claimed(epochs, found)).values()) == {1.5}
-        (shown,) = {row["ours, time over undivided"] for row in rows_of(artefact, found)} - {"–"}
+        (shown,) = {row["ours, time over undivided"] for row in rows_of(artefact, found)} - {None}
         assert shown.startswith("×1.500")
         only_trained = results(artefact, lambda run, seed: make(run, seed), LONG)
         assert verdict(f"mbs/{epochs}", only_trained).word == "not run"
@@ -145,7 +121,7 @@ class TestTables4And5:
         found = results("table4", of_trainings(make))
         told = verdict("mbs/table4/epoch_time", found)
         assert told.word == "not run" and "do not compare" in told.evidence
-        assert {row["ours, time over undivided"] for row in rows_of("table4", found)} == {"–"}
+        assert {row["ours, time over undivided"] for row in rows_of("table4", found)} == {None}
 
 
 class TestSameness:
@@ -175,9 +151,9 @@ class TestSameness:
         assert list(drawn[0].get_lines()[1].get_ydata()) == pytest.approx([2.4, 2.28])
 
     def test_pairs_are_compared_however_far_seeds_lie_apart(self):
-        def make(run, seed, wide=0.0):
-            gap = {("group", "float32"): 2.0 + NOISE[seed % 3], ("group", "float64"): wide}.get(
-                (run.config["norm"], run.config["dtype"]), 50.0)  # fmt: skip
+        def make(run, seed):
+            kind = run.config["norm"], run.config["dtype"]
+            gap = {("group", "float32"): 2.0 + NOISE[seed % 3]}.get(kind, 50.0)
             best = {"without": 20.0 + 30 * seed, "with": 20.0 + 30 * seed + gap}
             curves = {way: [value / 2, value] for way, value in best.items()}
             told = {"best": best, "train_loss": curves, "accuracy": curves}
@@ -185,30 +161,19 @@ class TestSameness:
 
         found = results("batchnorm", make)
         assert means_of(claimed("batchnorm/same_without_batchnorm", found)) == {"ResNet-50": 2.0}
-        assert holds("batchnorm", found) == {"one_training": "yes"}
-        broken = results("batchnorm", lambda run, seed: make(run, seed, wide=1.0))
-        assert holds("batchnorm", broken) == {"one_training": "NO"}
 
 
 class TestNormalisation:
-    def world(self, none=0.5, paper=0.05, diverged=False, ragged=0.2, exact=1e-16, length=1.0):
+    def world(self, diverged=False):
         def make(run, seed):
-            if run.experiment == "normalised":
-                way = run.config["normalization"]
-                away = {"none": none, "paper": paper}.get(way, 0.0)
-                second = None if diverged and way == "none" else 1.5
-                losses = [2.0 + 2 * away + NOISE[seed] / 100, second]
-                told = {"train_loss": losses, "accuracy": [40.0, 60.0], "best": 60.0}
-                return {"metrics": told | {"diverged": None in losses}}
-            rows = []
-            for mini, micro in run.config["divisions"]:
-                error = {"none": 3.0, "paper": ragged if mini % micro else 1e-16, "exact": exact}
-                rows += [
-                    {"mini_batch": mini, "micro_batch": micro, "frozen": frozen, "way": way,
-                     "error": own, "length": length * (mini // micro) if way == "none" else 1.0}
-                    for frozen in (True, False) for way, own in error.items()
-                ]  # fmt: skip
-            return {"metrics": {"rows": rows}}
+            if run.experiment != "normalised":
+                return None
+            way = run.config["normalization"]
+            away = {"none": 0.5, "paper": 0.05}.get(way, 0.0)
+            losses = [2.0 + 2 * away + NOISE[seed] / 100]
+            losses.append(None if diverged and way == "none" else 1.5)
+            told = {"train_loss": losses, "accuracy": [40.0, 60.0], "best": 60.0}
+            return {"metrics": told | {"diverged": None in losses}}
 
         return results("normalisation", make)
 
@@ -219,45 +184,18 @@ class TestNormalisation:
         (case,) = claimed("normalisation/closer", self.world(diverged=True)).values()
         assert isinstance(case, Exact) and case.holds
 
-    def test_a_planted_fault_breaks_each_check(self):
-        assert list(holds("normalisation", self.world()).values()) == ["yes", "yes", "NO"]
-        turning = {"same_gradient": {"ragged": 1e-16}, "exact": {"exact": 1e-3},
-                   "summed": {"length": 1.1}}  # fmt: skip
-        for broken, changes in turning.items():
-            found, sound = (holds("normalisation", self.world(**c)) for c in (changes, {}))
-            assert [key for key in found if found[key] != sound[key]] == [broken]
-
-
-def test_sizes_that_fit_lie_between_two_powers_of_two():
-    def world(fits, predicted, largest):
-        def make(run, seed):
-            initial = INITIAL[run.config["role"]]
-            if run.experiment == "foretell":
-                return {"metrics": {"largest": largest * initial}}
-            told = {"largest_that_fits": fits * initial, "limit_bytes": 3 * 2**20}
-            return {"metrics": told | {"predicted_largest": int(predicted * initial)}}
-
-        return results("table2", make)
-
-    for numbers, said in (((1, 1.5, 1), ["yes", "yes"]), ((1, 2, 1), ["NO", "yes"]),
-                          ((1, 1, 2), ["yes", "NO"])):  # fmt: skip
-        assert list(holds("table2", world(*numbers)).values()) == said
-
 
 def test_the_share_of_copies_behind_computations():
     spans = [["copy", 0, 0.0, 1.0], ["compute", 0, 1.0, 3.0], ["copy", 1, 1.0, 2.0]]
     assert hidden_shares(spans) == [1.0]
     assert hidden_shares([*spans, ["copy", 2, 2.5, 3.5]]) == [1.0, 0.5]
-    told = {"spans": spans, "update": [3.0, 3.5], "copied": "host to device", "micro_batches": 2}
+    metrics = {"spans": spans, "update": [3.0, 3.5], "copied": "host to device"}
 
-    def found(device, between):
-        metrics = told | {"updates_between_micro_batches": between, "updates_after": 1}
+    def found(device):
         return results("figure2", lambda run, seed: {"metrics": metrics, "device": device})
 
-    assert verdict("mbs/figure2/overlap", found(MACHINES[True], 0)).word == "not run"
-    assert means_of(claimed("figure2/overlap", found(CARD, 0))) == {"ResNet-50": 100.0}
-    assert holds("figure2", found(CARD, 0)) == {"one_update": "yes"}
-    assert holds("figure2", found(CARD, 1)) == {"one_update": "NO"}
+    assert verdict("mbs/figure2/overlap", found(MACHINES[True])).word == "not run"
+    assert means_of(claimed("figure2/overlap", found(CARD))) == {"ResNet-50": 100.0}
 
 
 @pytest.mark.parametrize(("profile", "trials"), [("quick", "rounds"), (LONG, "processes")])

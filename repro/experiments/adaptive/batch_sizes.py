@@ -6,7 +6,7 @@ stable batch, by the norms of its gradients? Section III-D.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, SIMILA
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import DASH, Summary
+from repro.report import Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,36 +66,29 @@ def further(results: Results, task: str) -> dict[int, list[Record]]:
 # Tables and figures
 
 
-def table(results: Results, tasks: Sequence[str]) -> list[dict[str, Any]]:
+def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The figures in numbers: a row for each batch size."""
-    rows = []
     for task in tasks:
-        paper = PAPER[task]
-        told = {paper[name]["batch"]: read.printed(paper[name]) for name in ("best", "linear")}
-        peak = " to ".join(dict.fromkeys(map(str, paper.get("peak", ()))))
-        peaks = (paper["theta"]["batch"], *paper.get("peak_of", ()))
+        own = PAPER[task]
+        paper = {own[name]["batch"]: read.printed(own[name]) for name in ("best", "linear")}
         for size, records in read.by_size(results, task).items():
             metric = read.final(results, records, runs.METRIC[task])
-            rows.append(
-                {
-                    "task": task,
-                    "B, paper": size,
-                    "B": read.batch_of(records),
-                    "accuracy or PSNR, paper": told.get(size, DASH),
-                    "accuracy or PSNR": Summary.of(metric).text(),
-                    "θ peaks in epoch, paper": peak if size in peaks else DASH,
-                    "θ peaks in epoch": read.span(first_peaks(results, records)),
-                    "n": len(records),
-                }
-            )
-    return rows
+            yield {
+                "task": task,
+                "B, paper": size,
+                "B": read.batch_of(records),
+                "accuracy or PSNR, paper": paper.get(size),
+                "accuracy or PSNR": Summary.of(metric).text(),
+                "θ peaks in epoch": read.span(first_peaks(results, records)),
+                "n": len(records),
+            }
 
 
 def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> "Figure":
     """Draw quantities by epoch, a line for each batch size.
 
-    Each of `shown` is a task, a quantity and its name with the unit. θ peaks in the first of
-    hundreds of epochs, so that those of a restoration are drawn on a logarithmic axis.
+    Each of `shown` is a task, a quantity and its name with the unit. θ of a restoration peaks in
+    the first of hundreds of epochs, and has a logarithmic axis.
     """
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, log_ticks, styles
@@ -103,8 +96,8 @@ def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> "Figure":
     names = ["best batch", *(f"{n} × the best batch" for n in (2, 4, 8, 16))]
     panels = []
     for task, name, ylabel in shown:
-        trainings = read.by_size(results, task)
-        curves = {names[int(math.log2(n / _best(task)))]: own for n, own in trainings.items()}
+        trainings = read.by_size(results, task).items()
+        curves = {names[int(math.log2(size / _best(task)))]: own for size, own in trainings}
         panels.append((task, name, ylabel, curves))
     drawn, axes = draw.by_epoch(panels, styles(names))
     for axis, (task, name, _) in zip(axes, shown, strict=True):
@@ -113,7 +106,8 @@ def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> "Figure":
             axis.set_ylim(bottom=0)
             log_ticks(axis.xaxis, (1, 2, 5), "{:,g}")
     legend_below(drawn, 4, names)
-    return drawn
+    figure: Figure = drawn
+    return figure
 
 
 # The numbers behind the claims
@@ -332,27 +326,21 @@ def _norms(results: Results, task: str) -> dict[int, dict[int, BySeed]]:
     }
 
 
-def norms_table(results: Results) -> list[dict[str, Any]]:
+def norms_table(results: Results) -> Iterator[dict[str, Any]]:
     """Gradient norms by batch size, and the maximum stable one."""
-    rows = []
     for task in TASKS:
         records, paper = results.ok("norms", task=task), PAPER[task]
         for moment, (epochs, norms) in enumerate(_norms(results, task).items()):
+            scale = read.batch_of(records) / paper["best"]["batch"]
             stable = [record.metrics["points"][moment]["stable"] for record in records]
-            listed = ", ".join(f"{size}: {np.mean(own):.3g}" for size, own in norms.items())
-            rows.append(
-                {
-                    "task": task,
-                    "after epochs": epochs,
-                    "‖∇w‖ by batch size": listed,
-                    "B_s, paper, at scale": round(
-                        paper["theta"]["batch"] * read.batch_of(records) / paper["best"]["batch"]
-                    ),
-                    "B_s": read.span(stable),
-                    "n": len(stable),
-                }
-            )
-    return rows
+            yield {
+                "task": task,
+                "after epochs": epochs,
+                "‖∇w‖ by batch size": ", ".join(f"{n}: {np.mean(v):.3g}" for n, v in norms.items()),
+                "B_s, paper, at scale": round(paper["theta"]["batch"] * scale),
+                "B_s": read.span(stable),
+                "n": len(stable),
+            }
 
 
 def stable_by_norms(norms: Mapping[int, Sequence[float]]) -> int:

@@ -8,7 +8,7 @@ overlap to be perfect.
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -49,11 +49,7 @@ def asleep(config: dict[str, Any], seed: int, data: None, device: str) -> Outcom
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any]:
-    """Measure in this process with the others; rank 0 returns the times by ratio.
-
-    Of each ratio the seconds of computation of a step, and by round those of a step whose layers
-    sleep (``within``) and of one that sleeps first (``after``).
-    """
+    """Time steps whose layers sleep (``within``) and that sleep first (``after``), by ratio."""
     torch.set_num_threads(1)
     rank, processes = join_processes("cpu", TIMEOUT_S)
     layers, steps = config["layers"], config["steps"]
@@ -122,22 +118,20 @@ def hidden(row: Mapping[str, Any]) -> Estimate:
     return mean_of(shares, unit="%", digits=0, trials="rounds")
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """Hidden and blocked time by nodes of the modelled cluster, measured and modelled."""
-    record, rows = results.first("asleep"), []
-    for nodes, row in record.metrics["ratios"].items() if record else ():
-        model = projection.breakdown()[int(nodes)]
+    record = results.first("asleep")
+    rows = record.metrics["ratios"].items() if record else ()
+    for nodes, row in sorted((int(name), own) for name, own in rows):
+        model = projection.breakdown()[nodes]
         measured = 1 - row["computation_s"] / statistics.median(row["within_s"])
-        rows.append(
-            {
-                "nodes modelled": int(nodes),
-                "hidden, of what can (%)": str(hidden(row)),
-                "blocked, measured (%)": f"{100 * measured:.0f}",
-                "blocked, model (%)": f"{100 * model.blocked_s / model.total_s:.0f}",
-                "n": len(row["after_s"]),
-            }
-        )
-    return sorted(rows, key=lambda row: row["nodes modelled"])
+        yield {
+            "nodes modelled": nodes,
+            "hidden, of what can (%)": str(hidden(row)),
+            "blocked, measured (%)": f"{100 * measured:.0f}",
+            "blocked, model (%)": f"{100 * model.blocked_s / model.total_s:.0f}",
+            "n": len(row["after_s"]),
+        }
 
 
 OVERLAP = artefact("overlap", plan=runs, rows=table)

@@ -35,7 +35,6 @@ def fitted_to_paper(
     """Fit the model to the paper's speed-ups of a task, all or all but one strategy's.
 
     Where the paper does not say how many nodes a speed-up takes, it is the largest on any number.
-    The cost of a step, in samples, is fitted between 0 and `overhead` where it is None.
     """
     from repro.adaptive import ScalingModel
 
@@ -49,16 +48,12 @@ def fitted_to_paper(
     return ScalingModel.fit_speedups(points, PAPER[task]["samples"], bounds)
 
 
-def speedups(model: "ScalingModel", task: str, strategy: str) -> dict[int, float]:
-    """A strategy's modelled speed-ups by nodes, for the paper's schedule."""
-    schedule, samples = paper_schedule(task, strategy), PAPER[task]["samples"]
-    return {n: model.speedup(schedule, samples, n) for n in nodes_of(task, strategy)}
-
-
 def held_out(task: str, strategy: str) -> list[dict[int, float]]:
-    """A strategy's speed-ups from the other two's, without and with section VI-B's cost."""
+    """A strategy's speed-ups by the other two's, without and with section VI-B's cost of a step."""
     models = [fitted_to_paper(task, strategy, cost) for cost in (0.0, overhead())]
-    return [speedups(model, task, strategy) for model in models]
+    schedule, samples = paper_schedule(task, strategy), PAPER[task]["samples"]
+    nodes = nodes_of(task, strategy)
+    return [{n: model.speedup(schedule, samples, n) for n in nodes} for model in models]
 
 
 def breakdown() -> "dict[int, StepCost]":

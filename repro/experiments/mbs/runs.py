@@ -51,10 +51,7 @@ def micro_batch_of(role: str, mini_batch: int) -> int:
 
 
 def extent_of(profile: str, role: str, kind: str = "") -> dict[str, int | None]:
-    """Return training samples of an epoch, test samples (None: all) and epochs.
-
-    Of a `kind`, such as ``short``, where the profile has one.
-    """
+    """Return training and test samples (None: all) and epochs, of a `kind` that the profile has."""
     sizes = PROFILES[profile]
     extent = sizes.get(kind) or sizes["extent"]["all"] | sizes["extent"].get(role, {})
     return {name: None if value == "all" else value for name, value in extent.items()}
@@ -102,8 +99,7 @@ def base_config(
 ) -> dict[str, Any]:
     """Return the part of a configuration that all experiments of a model share.
 
-    At small scale the limit is set so that the paper's initial mini-batch fits and its double does
-    not; the lower resolution fits anywhere. Under ``gpu`` and ``paper`` it is the paper's card's.
+    The limit is the paper's card's; at small scale twice the initial mini-batch is not to fit.
     """
     card = profile in ("gpu", "paper")
     limit: dict[str, int | None] = {
@@ -131,11 +127,7 @@ def training(
     resolution: str = "high",
     kind: str = "",
 ) -> Run:
-    """Return one training, with or without MBS; see `extent_of` of `kind`.
-
-    Trainings that are not timed may run side by side: of Table 1 all that are not Table 4's or 5's;
-    under `long` and `gpu` see `epochs`.
-    """
+    """Return one training, with or without MBS; those that are not timed may run side by side."""
     micro = micro_batch_of(role, mini_batch) if streamed else None
     timed = not kind or (resolution, mini_batch) == ("high", LARGE_BATCH)
     config = base_config(profile, role, chosen, resolution) | extent_of(profile, role, kind)
@@ -157,13 +149,10 @@ def _division(mini_batch: int, micro_batch: int | None) -> str:
 
 
 def initial_pair(profile: str, role: str, chosen: Chosen) -> list[Run]:
-    """Return the trainings without and with MBS at the initial mini-batch size (Table 2).
-
-    There are none of a network that a profile does not train.
-    """
-    trains = role in PROFILES[profile].get("trains", ROLES)
-    ways = (False, True) if trains else ()
-    return [training(profile, role, chosen, INITIAL[role], streamed) for streamed in ways]
+    """Return the trainings without and with MBS at the initial mini-batch size (Table 2)."""
+    if role not in PROFILES[profile].get("trains", ROLES):
+        return []
+    return [training(profile, role, chosen, INITIAL[role], way) for way in (False, True)]
 
 
 def resolutions(profile: str, chosen: Chosen) -> list[Run]:
@@ -188,10 +177,7 @@ def tables_4_5(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
 
 
 def _pairs(profile: str, role: str, chosen: Chosen) -> list[Run]:
-    """Return trainings of every size of the paper's that an epoch's samples fill.
-
-    Without MBS most only run out of memory.
-    """
+    """Return trainings of every size of the paper's that an epoch's samples fill."""
     trains = partial(training, profile, role, chosen)
     samples, sizes = extent_of(profile, role)["train_samples"], streamed_sizes(profile, role)
     runs: list[Run] = []
@@ -229,11 +215,7 @@ def _on_gpu(profile: str, role: str, chosen: Chosen) -> list[Run]:
 def _measurement(
     experiment: str, profile: str, role: str, chosen: Chosen, label: str = "", **more: Any
 ) -> Run:
-    """Return a measurement of memory or time: at the paper's sides under `gpu`.
-
-    `long` has that of `quick`, by several processes and on its datasets: the length of a training
-    is no time. The label follows the role's.
-    """
+    """Return a measurement of memory or time; `long` has that of `quick`, by several processes."""
     extent = PROFILES[profile]["measured"].get(experiment, {})
     seeds: tuple[int, ...] = (0,)
     if profile == LONG:
@@ -260,8 +242,7 @@ def epochs(profile: str, role: str, chosen: Chosen) -> Run:
 def file_epochs(profile: str, chosen: Chosen) -> list[Run]:
     """Return the times of epochs whose images are decoded from files, and of those in memory.
 
-    Of the smallest mini-batch beyond memory, and the largest that an epoch's images fill. Files
-    have the paper's 224 pixels wherever the network sees fewer, but for toys.
+    Of the smallest mini-batch beyond memory, and the largest that an epoch's images fill.
     """
     role, largest = FILES_ROLE, PROFILES[profile]["measured"]["file_epochs"]["train_samples"]
     ways = {
@@ -316,10 +297,9 @@ def normalisations(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def paired_trainings(profile: str, chosen: Chosen) -> list[Run]:
-    """Return ResNet-50's training at the initial mini-batch, twice: without and with MBS.
+    """Return ResNet-50's training at the initial mini-batch, without and with MBS, by norm.
 
-    With BatchNorm, with GroupNorm in its place, and that in float64, which is slow: one seed trains
-    no longer than in quick.
+    In float64, which is slow, one seed trains no longer than in quick.
     """
     role, initial, runs = "ResNet-50", INITIAL["ResNet-50"], []
     for norm, dtype in NORMS:
@@ -327,13 +307,11 @@ def paired_trainings(profile: str, chosen: Chosen) -> list[Run]:
         length = extent_of("quick" if wide and profile != "smoke" else profile, role, "short")
         config = base_config(profile, role, chosen, limited=False) | length
         config |= {"mini_batch": initial, "micro_batch": initial // 2, "norm": norm, "dtype": dtype}
-        name = f"{'GroupNorm' if norm == 'group' else 'BatchNorm'}{' in float64' if wide else ''}"
-        label = f"{role}, {name}, without and with MBS"
+        label = f"{role}, {norm} norm, {dtype}, without and with MBS"
         runs.append(Run("twins", config, seeds=(0,) if wide else None, label=label))
     return runs
 
 
 def timeline(profile: str, chosen: Chosen) -> list[Run]:
     """Return the traced mini-batch of Figure 2."""
-    run = _measurement("timeline", profile, "ResNet-50", chosen, mini_batch=64, micro_batch=16)
-    return [run]
+    return [_measurement("timeline", profile, "ResNet-50", chosen, mini_batch=64, micro_batch=16)]

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,28 +52,14 @@ def bce_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(logits, truth) + 1 - dice
 
 
-@dataclass(frozen=True)
 class Task:
-    """A configuration with its data, on a device."""
+    """A configuration with its data, on a device; see sections 4.2.3 and 4.2.4."""
 
-    config: Config
-    data: ImageData
-    device: str
-
-    @property
-    def segments(self) -> bool:
-        """Whether U-Net is trained on masks."""
-        return bool(self.config["role"] == "U-Net")
-
-    @property
-    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss of section 4.2.4."""
-        return bce_dice_loss if self.segments else nn.functional.cross_entropy
-
-    @property
-    def low(self) -> torch.dtype | None:
-        """The type of forward passes under autocast, None for float32."""
-        return low_precision(self.config)
+    def __init__(self, config: Config, data: ImageData, device: str) -> None:
+        self.config, self.data, self.device = config, data, device
+        self.segments = config["role"] == "U-Net"  # it is trained on masks
+        self.loss = bce_dice_loss if self.segments else nn.functional.cross_entropy
+        self.low = low_precision(config)  # of forward passes under autocast; None: float32
 
     def model(self) -> nn.Module:
         """Build the model with fresh weights, on the device."""
@@ -87,7 +72,7 @@ class Task:
         return model
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Build the optimizer of section 4.2.4."""
+        """Build the optimizer."""
         options = {k: v for k, v in self.config["optimizer"].items() if k != "schedule"}
         kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[options.pop("name")]
         return kind(model.parameters(), **options)
@@ -98,9 +83,7 @@ class Task:
         With a larger `count` than there are, images come several times, each augmented by itself.
         """
         targets = split.masks if self.segments else split.labels
-        if targets is None:
-            wanted, role = "masks" if self.segments else "labels", self.config["role"]
-            raise ValueError(f"the dataset has no {wanted}, which {role} is trained on")
+        assert targets is not None, f"{self.config['role']} needs another dataset"
         count, some = count or len(split), Split(split.images, targets)
         if count < len(split):
             some = some.evenly(count)
@@ -166,10 +149,7 @@ class Task:
         normalization: str = "paper",
         **options: Any,
     ) -> Step:
-        """Return a training step: streamed by Algorithm 1, or undivided where `micro` is None.
-
-        By a new optimizer, where none is given; with further options of the streamer.
-        """
+        """Return a training step: streamed by Algorithm 1, or undivided where `micro` is None."""
         updates = optimizer or self.optimizer(model)
         if micro is None and self.low is None:
             return plain_step(model, self.loss, updates, self.device)
@@ -206,9 +186,7 @@ class Task:
     def limit(self) -> int | None:
         """Return the simulated device's memory in bytes, None for the device as it is.
 
-        Where the configuration names none, it lies half way between the need of the paper's initial
-        mini-batch and of twice that, so that the same mini-batches fit and fail as on the paper's
-        card.
+        Half way between the needs of `limit_fits` samples and of twice as many, where that is set.
         """
         config, fits = self.config, self.config["limit_fits"]
         if fits is None:
@@ -230,8 +208,9 @@ class Task:
         return fit(model, step, Ahead(loader, self.device), device=self.device, **options)
 
 
-def _epoch_timing(history: Sequence[Epoch]) -> dict[str, Timing]:
-    return {"epoch": Timing(tuple(epoch.time_s for epoch in history[1:]), warmup=1)}
+def _outcome(metrics: dict[str, Any], history: Sequence[Epoch], peak: int | None = None) -> Outcome:
+    timing = Timing(tuple(epoch.time_s for epoch in history[1:]), warmup=1)
+    return Outcome(metrics, {"epoch": timing}, peak)
 
 
 def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
@@ -276,8 +255,7 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
         "limit_simulated": limit is not None,
         "steps_per_epoch": len(loader),
     }
-    peak = watched.peak_reserved_bytes if watched else None
-    return Outcome(metrics, _epoch_timing(history), peak)
+    return _outcome(metrics, history, watched.peak_reserved_bytes if watched else None)
 
 
 def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
@@ -295,7 +273,7 @@ def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outco
     accuracy = [epoch.metrics["accuracy"] for epoch in history]
     metrics = {"train_loss": finite, "accuracy": accuracy}
     metrics |= {"best": max(accuracy), "diverged": None in finite}
-    return Outcome(metrics, _epoch_timing(history))
+    return _outcome(metrics, history)
 
 
 def gradients(config: Config, seed: int, data: ImageData, device: str) -> Outcome:

@@ -6,7 +6,7 @@ paper's other networks.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments import judge
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.outofcore import points, runs
-from repro.experiments.outofcore.panels import Heights, Line, Panel, draw, line_of
+from repro.experiments.outofcore.panels import Line, Panel, draw, line_of
 from repro.experiments.outofcore.points import PLACES, Interval, Point, Trained, artefact
 from repro.experiments.outofcore.runs import CHUNKS, IN_CORE, MODES, RESNET, SCHEDULE, SIMULATED
 from repro.experiments.query import Results
-from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,59 +44,52 @@ _PAPERS_ROWS = {
 }
 
 
-def images_per_s(at: Trained, mode: str, batch: int) -> str:
+def images_per_s(at: Trained, mode: str, batch: int) -> str | None:
     """Images/s at a batch size of the paper, and the size where ours is another."""
     try:
         size, _ = at.at(batch, mode)
     except NotRun:
-        return DASH
+        return None
     rate = points.throughput(at.points(mode), size)
     return rate if size == batch else f"{rate} (N = {size})"
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """Images/s by the paper's batch sizes: the paper's, simulated, measured here."""
     heads = {b: f"{b} ({b / runs.IN_CORE_BATCH:.2g}×)" for b in runs.TABLE["batches"]}
-    rows = []
     for mode, (where, method) in _PAPERS_ROWS.items():
         rates = {heads[b]: f"{runs.published(mode).get(b, 'x')}" for b in heads}
-        rows.append({"where": where, "method": method, **rates})
-    for where in PLACES:
-        at = Trained(results, where)
+        yield {"where": where, "method": method, **rates}
+    for at in (Trained(results, where) for where in PLACES):
         place = at.place + f", {at.ran}" * (not at.simulated and at.ran != RESNET)
-        for mode in (method for method in METHODS[where] if at.points(method)):
-            rates = {heads[b]: images_per_s(at, mode, b) for b in heads}
-            rows.append({"where": place, "method": runs.LABELS[mode], **rates})
-    return rows
+        for mode in METHODS[at.where]:
+            if at.points(mode):
+                rates = {heads[b]: images_per_s(at, mode, b) for b in heads}
+                yield {"where": place, "method": runs.LABELS[mode], **rates}
 
 
 def figure(results: Results) -> "Figure":
     """Draw how far each method trains, and at which share of the speed in core."""
-    v100, here = Trained(results, SIMULATED), Trained(results, runs.MEASURED)
 
-    def panel(title: str, at: Trained, methods: tuple[str, ...], papers: tuple[str, ...]) -> Panel:
-        def share(point: Point) -> tuple[float, Interval | None]:
-            return points.inverse(at.slowdown(point))
-
-        lines = []
+    def panel(title: str, where: str, methods: tuple[str, ...], papers: tuple[str, ...]) -> Panel:
+        at, lines = Trained(results, where), []
+        with suppress(NotRun):  # of several machines nothing compares
+            lines = [
+                line_of(at, method, lambda p: points.inverse(at.slowdown(p)), at.base or 1)
+                for method in methods
+            ]
         for method in papers:
             best = max(runs.published("lms_in_core" if method == "lms" else IN_CORE).values())
             shares = {
                 b / runs.IN_CORE_BATCH: rate / best for b, rate in runs.published(method).items()
             }
             lines.append(Line(method, shares, "paper", "paper"))
-        ceiling: Heights = {}
-        with suppress(NotRun):  # of several machines nothing compares
-            lines = [line_of(at, method, share, at.base or 1) for method in methods] + lines
-            if at.simulated:
-                ceiling = line_of(at, "bound", share, at.base or 1).heights
-        ylabel = "images/s over the\nlargest in core"
-        return Panel(title + at.title, lines, ylabel, ceiling=ceiling)
+        return Panel(title + at.title, lines, "images/s over the\nlargest in core")
 
     panels = [
-        panel("", v100, MODES, MODES),
-        panel("LMS (paper: P100) and our best\n", v100, ("lms", runs.FITTED), ("lms",)),
-        panel("", here, (*MODES, runs.TO_THE_LETTER[0], *runs.PEERS), ()),
+        panel("", SIMULATED, (*MODES, "bound"), MODES),
+        panel("LMS (paper: P100) and our best\n", SIMULATED, ("lms", runs.FITTED), ("lms",)),
+        panel("", runs.MEASURED, (*MODES, runs.TO_THE_LETTER[0], *runs.PEERS), ()),
     ]
     return draw(panels, 3, "batch size over the largest in core", 1.2)
 
@@ -188,22 +180,24 @@ ALONE_OVER_CORE = SECTION["schedule"]
 OTHERS_OVER_ALONE = dict.fromkeys(runs.OTHERS, math.sqrt(LEAST * MOST))
 
 
-def networks_table(results: Results) -> list[dict[str, Any]]:
+def networks_table(results: Results) -> Iterator[dict[str, Any]]:
     """Images/s by network, place and batch size, and the largest batch sizes."""
-    rows: list[tuple[Any, ...]] = []
+
+    def row(network: str, where: str, batch: int | str, cells: Sequence[str]) -> dict[str, Any]:
+        by_mode = dict(zip((runs.LABELS[mode] for mode in MODES), cells, strict=True))
+        return {"network": network, "where": where, "batch": batch, **by_mode}
+
     for role in runs.OTHERS:
         for where, place in PLACES.items():
             at = Trained(results, where, role)
             for batch in at.batches:
-                rates = (points.throughput(at.points(mode), batch) for mode in MODES)
-                rows.append((at.ran, place, batch, *rates))
-        paper = f"N = {SECTION['in_core'][role]}", f"{SECTION['schedule'][role]:g}× that"
-        rows.append((role, "paper, V100", "largest", *paper, f"{LEAST:g} to {MOST:g}× that"))
+                rates = [points.throughput(at.points(mode), batch) for mode in MODES]
+                yield row(at.ran, place, batch, rates)
+        core, alone = f"N = {SECTION['in_core'][role]}", f"{SECTION['schedule'][role]:g}× that"
+        yield row(role, "paper, V100", "largest", (core, alone, f"{LEAST:g} to {MOST:g}× that"))
         for record in results.ok("reach", role=role):
-            sizes = (f"N = {record.metrics[mode]}" for mode in MODES)
-            rows.append((points.ran([record], role), PLACES[SIMULATED], "largest", *sizes))
-    heads = ("network", "where", "batch", *(runs.LABELS[mode] for mode in MODES))
-    return [dict(zip(heads, row, strict=True)) for row in rows]
+            sizes = [f"N = {record.metrics[mode]}" for mode in MODES]
+            yield row(points.ran([record], role), PLACES[SIMULATED], "largest", sizes)
 
 
 def networks_figure(results: Results) -> "Figure":
@@ -216,10 +210,8 @@ def networks_figure(results: Results) -> "Figure":
         return points.inverse(judge.mean_of(point.image_s, log=True, trials="rounds"))
 
     every = [Trained(results, where, role) for where, role in product(PLACES, runs.OTHERS)]
-    return draw(
-        [Panel(at.title, [line_of(at, m, rate) for m in MODES], "images/s") for at in every],
-        3,
-    )
+    lines = ([line_of(at, mode, rate) for mode in MODES] for at in every)
+    return draw([Panel(at.title, own, "images/s") for at, own in zip(every, lines, strict=True)], 3)
 
 
 def chunks_cost(results: Results) -> Cases:

@@ -1,6 +1,6 @@
 """What do chunks do for fragmentation: how much of the memory can be used? (Figures 3 and 5)"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -9,32 +9,34 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, deterministic
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.panels import Line, Panel, draw
-from repro.experiments.outofcore.points import PLACES, Point, Trained, artefact, with_allocators
+from repro.experiments.outofcore.points import (
+    PLACES,
+    Point,
+    Trained,
+    artefact,
+    ran,
+    with_allocators,
+)
 from repro.experiments.query import Results
-from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def table(results: Results, roles: Sequence[str]) -> list[dict[str, Any]]:
+def table(results: Results, roles: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Budgets that schedules could be given, and the memory that allocators took, by batch size."""
-    rows = []
     for role, (where, place) in product(roles, PLACES.items()):
         at = Trained(results, where, role)
         for batch in at.batches:
             row = {"network": at.ran, "where": place, "batch": batch, "limit": runs.gib(at.limit)}
             for mode in runs.MODES:
-                point = at.points(mode).get(batch)
-                absent = "x" if batch in at.points(mode) else DASH
-                row[runs.LABELS[mode]] = runs.gib(point.taken) if point else absent
-                if mode != runs.IN_CORE:
-                    given = runs.gib(point.bytes("budget")) if point else absent
-                    row[f"{runs.LABELS[mode]}: budget"] = given
-            # The last of the modes has chunks.
-            row["lost inside chunks"] = runs.gib(point.bytes("internal") if point else None)
-            rows.append(row)
-    return rows
+                tried = at.points(mode)
+                taken, given = f"{runs.LABELS[mode]}: taken", f"{runs.LABELS[mode]}: budget"
+                row[taken] = "x" if batch in tried else None
+                if point := tried.get(batch):
+                    row[taken] = runs.gib(point.taken)
+                    row[given] = runs.gib(point.bytes("budget"))
+            yield row
 
 
 def figure(results: Results, roles: Sequence[str]) -> "Figure":
@@ -50,7 +52,7 @@ def figure(results: Results, roles: Sequence[str]) -> "Figure":
             use = {b: p.taken / unit for b, p in points.items() if p.taken}
             budget = {b: given / unit for b, p in points.items() if (given := p.bytes("budget"))}
             lines += [Line(mode, use, label), Line(mode, budget, f"{label}: budget", "budget")]
-        if role == runs.RESNET and where == runs.SIMULATED and at.limit:
+        if role == runs.RESNET and at.simulated:
             paper = {runs.LMS_BATCH: runs.CLAIMS["budget_gib_928"]}
             lines.append(Line(runs.SCHEDULE, paper, "paper: budget of the schedule", "paper"))
         panels.append(Panel(at.title, lines, name, at.limit and at.limit / unit))
@@ -98,21 +100,6 @@ def less_unused(results: Results, roles: Sequence[str]) -> Cases:
     return cases(roles, less)
 
 
-def host_predicted(results: Results) -> tuple[bool, str]:
-    """The host's memory that swapping took and that was predicted, of every measured schedule."""
-    found = {
-        f"{runs.LABELS[mode]} at {batch}: {runs.gib(used)} of {runs.gib(predicted)}": used
-        <= predicted
-        for mode in (runs.SCHEDULE, runs.CHUNKS)
-        for batch, point in Trained(results, runs.MEASURED).trained(mode).items()
-        if (used := point.bytes("host")) is not None
-        and (predicted := point.bytes("host_foretold")) is not None
-    }
-    if not found:
-        raise NotRun("no records")
-    return all(found.values()), "; ".join(found)
-
-
 FIGURE3 = artefact(
     "figure3",
     plan=runs.figure3,
@@ -122,32 +109,21 @@ FIGURE3 = artefact(
         "budget_halved_here": budget_halved,
         "close_here": partial(less_unused, roles=[runs.RESNET]),
     },
-    checks={"host": host_predicted},
 )
 
 
-def figure5_table(results: Results) -> list[dict[str, Any]]:
-    """The table of memory, and the memory that allocators take without a limit.
-
-    It is over the bytes in use: of chunks (mapped) and of torch's allocator (simulated). The
-    schedule uses no more than the device has; in core nothing is swapped.
-    """
-    rows = table(results, runs.OTHERS)
-    simulated = {role: Trained(results, runs.SIMULATED, role).ran for role in runs.OTHERS}
-    without = {
-        (PLACES[runs.SIMULATED], simulated[r.config["role"]], r.config["batch"]): r.metrics["rows"]
-        for r in results.ok(runs.PHYSICAL)
-    }
-    for row in rows:
-        for mode in (runs.IN_CORE, runs.SCHEDULE):
-            told = DASH
-            if found := without.get((row["where"], row["network"], row["batch"]), {}).get(mode):
-                torchs, chunks = (
-                    found[f"{whose}_bytes"] / found["used_bytes"] for whose in ("torch", "chunks")
-                )
-                told = f"{chunks:.2f}× (torch's {torchs:.2f}×)"
-            row[f"over use, {runs.LABELS[mode]}"] = told
-    return rows
+def figure5_table(results: Results) -> Iterator[dict[str, Any]]:
+    """The table of memory, and the memory that allocators take without a limit, over the use."""
+    yield from table(results, runs.OTHERS)
+    for record in results.ok(runs.PHYSICAL):
+        name = ran([record], record.config["role"])
+        row = {"network": name, "where": "no limit", "batch": record.config["batch"]}
+        for mode, found in record.metrics["rows"].items():
+            torchs, chunks = (
+                found[f"{n}_bytes"] / found["used_bytes"] for n in ("torch", "chunks")
+            )
+            row[f"{runs.LABELS[mode]}: taken"] = f"{torchs:.2f}×, {chunks:.2f}× with chunks"
+        yield row
 
 
 FIGURE5 = artefact(

@@ -14,7 +14,6 @@ from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.runs import IN_CORE, LABELS, MEASURED, RESNET, SIMULATED
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
-from repro.report import DASH
 
 PLACES = {SIMULATED: "simulated, V100", MEASURED: "measured here"}
 NO_LINK = "needs a GPU: a CPU swaps to its own memory, over no link"
@@ -240,9 +239,9 @@ def _marks(results: Results) -> Iterable[str]:
 artefact = partial(design.artefact, "outofcore", facts=_marks)
 
 
-def throughput(found: Points, batch: int) -> str:
-    """Images/s as text: x for out of memory, a dash where nothing was run."""
+def throughput(found: Points, batch: int) -> str | None:
+    """Images/s as text: x for out of memory, None where nothing was run."""
     point = found.get(batch)
     if point is None:
-        return "x" if batch in found else DASH
+        return "x" if batch in found else None
     return f"{point.images_per_s:,.0f}" if point.images_per_s >= 20 else f"{point.images_per_s:.1f}"

@@ -1,6 +1,6 @@
 """How fast are schedules where they are run, not simulated? (section 3 against section 2's)"""
 
-import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.design import claims_of
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, ratio
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.points import Point, artefact, point_of, ran
-from repro.experiments.outofcore.runs import BY_SCHEDULE, RESNET, SCHEDULES, gib, network_name
+from repro.experiments.outofcore.points import Point, artefact, inverse, point_of, ran
+from repro.experiments.outofcore.runs import BY_SCHEDULE, RESNET, SCHEDULES, gib
 from repro.experiments.query import Results, one_machine
-from repro.experiments.view import panel
-from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,18 +35,15 @@ def _several(results: Results) -> bool:
     return any(len(results.ok(BY_SCHEDULE, schedule=name)) > 1 for name in SCHEDULES)
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """Images/s and bytes by schedule; x: out of memory."""
-    return [
-        {
-            "schedule": SCHEDULES[name],
-            "n": len(point.paces) if point else "x",
-            "images/s": f"{point.images_per_s:,.0f}" if point else "x",
-            "over in core": f"{point.relative:.0%}" if point and point.relative else DASH,
-            "moved an iteration": gib(point.row["bytes_moved"]) if point else "x",
-        }
-        for name, point in points(results).items()
-    ]
+    for name, point in points(results).items():
+        row: dict[str, Any] = {"schedule": SCHEDULES[name], "n": "x", "images/s": "x"}
+        if point:
+            row |= {"n": len(point.paces), "images/s": f"{point.images_per_s:,.0f}"}
+            row["over in core"] = f"{point.relative:.0%}" if point.relative else None
+            row["moved an iteration"] = gib(point.row["bytes_moved"])
+        yield row
 
 
 def faster(results: Results, one: str, others: tuple[str, ...]) -> Cases:
@@ -87,16 +82,12 @@ def figure(results: Results) -> "Figure":
     for key, numbers in CLAIMS.items():
         for other, gap in numbers(results).items():
             label = f"{SCHEDULES[numbers.keywords['one']]},\nover {SCHEDULES[other]}"
-            paper, ours, interval = claims_of("outofcore")["schedules"][key].effect, None, None
-            if isinstance(gap, Estimate):
-                low, high = map(math.exp, gap.interval())
-                ours, interval = math.exp(gap.mean), None if math.isnan(low) else (low, high)
-            rows.append((label, paper, ours, interval))
-    drawn = effects(rows, "images/s of a schedule over another's")
-    records = results.ok(BY_SCHEDULE)
-    network = network_name(records[0].config) if records else ""
-    drawn.axes[0].set_title(panel(RESNET, network, "measured"), fontsize=9)
-    return drawn
+            paper = claims_of("outofcore")["schedules"][key].effect
+            ours = (
+                inverse(replace(gap, mean=-gap.mean)) if isinstance(gap, Estimate) else (None,) * 2
+            )
+            rows.append((label, paper, *ours))
+    return effects(rows, "images/s of a schedule over another's, measured")
 
 
 SCHEDULES_RUN = artefact("schedules", plan=runs.schedules, rows=table, draw=figure, claims=CLAIMS)
