@@ -1,7 +1,6 @@
 """How do cost, θ and accuracy depend on the batch size, and when does θ peak? Figures 1, 2 and 6.
 
-Of trainings with one batch size all along, their rates in proportion to it. And what is the largest
-stable batch, by the norms of its gradients? Section III-D.
+And what is the largest stable batch, by the norms of its gradients? Section III-D.
 """
 
 import itertools
@@ -29,24 +28,12 @@ def _best(task: str) -> int:
     return int(PAPER[task]["best"]["batch"])
 
 
-def _trainings(results: Results, task: str, least: int = 1) -> dict[int, list[Record]]:
-    """The trainings by the paper's batch size; `NotRun` where there are too few sizes."""
-    found = read.by_size(results, task)
-    if len(found) < least:
-        raise NotRun("no records")
-    return found
-
-
 def _warmup(record: Record) -> int:
     return int(record.config["controller"].get("warmup", 0))
 
 
 def _theta(record: Record) -> list[float]:
-    """θ from the end of a warm-up until the first decay, NaN where it is not defined.
-
-    In a warm-up the small rate keeps w close to w_0, and θ high (Figure 2's caption). A training
-    that is no longer than its warm-up is taken whole.
-    """
+    """θ until the first decay from the end of a warm-up, in which it is high; NaN for None."""
     decays = record.config["controller"].get("decay_at") or [None]
     theta = record.metrics["theta"][: decays[0]]
     return [math.nan if value is None else value for value in theta[_warmup(record) :] or theta]
@@ -85,11 +72,7 @@ def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> "Figure":
-    """Draw quantities by epoch, a line for each batch size.
-
-    Each of `shown` is a task, a quantity and its name with the unit. θ of a restoration peaks in
-    the first of hundreds of epochs, and has a logarithmic axis.
-    """
+    """Draw quantities by epoch, each by (task, name, label), with a line for each batch size."""
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, log_ticks, styles
 
@@ -130,11 +113,10 @@ def over_best(results: Results, kept: bool) -> Cases:
 
 
 def slower(results: Results) -> Cases:
-    """The factor by which epochs to a PSNR that every training reaches grow where B doubles.
-
-    The paper's is that of the epochs to the end of its trainings with 16 and 256.
-    """
-    trainings = _trainings(results, DIV2K).values()
+    """The factor by which epochs to a PSNR that every training reaches grow where B doubles."""
+    trainings = read.by_size(results, DIV2K).values()
+    if not trainings:
+        raise NotRun("no records")
     every = [record.metrics["psnr"] for records in trainings for record in records]
     common = min(max(value for value in curve if value is not None) for curve in every)
 
@@ -149,8 +131,8 @@ def slower(results: Results) -> Cases:
 
 def same_cost(results: Results) -> Cases:
     """Costs at the end, in shares of the best batch's fall, where that has converged."""
-    trainings, best = _trainings(results, CIFAR, 2), _best(CIFAR)
-    if best not in trainings:
+    trainings, best = read.by_size(results, CIFAR), _best(CIFAR)
+    if best not in trainings or len(trainings) < 2:
         raise NotRun("no records")
     start = float(np.mean([r.metrics["initial_cost"][0] for r in trainings[best]]))
     end = float(np.mean(read.final(results, trainings[best], "train_cost")))
@@ -173,11 +155,10 @@ def same_cost(results: Results) -> Cases:
 
 
 def sharpness(results: Results) -> Cases:
-    """Accuracies of every two batch sizes, that with the higher θ first.
-
-    Where seeds do not tell which θ is higher, the difference decides nothing.
-    """
-    trainings = _trainings(results, CIFAR, 2)
+    """Accuracies of every two batch sizes, that with the higher θ first, if seeds tell which."""
+    trainings = read.by_size(results, CIFAR)
+    if len(trainings) < 2:
+        raise NotRun("no records")
 
     def compared(a: int, b: int) -> Estimate:
         first, second = (read.final(results, trainings[n], "theta") for n in (a, b))
@@ -197,7 +178,7 @@ def later_peak(results: Results, task: str) -> Estimate:
     """The factor by which the epoch of θ's peak grows where the batch doubles."""
     peaks: dict[int, BySeed] = {}
     left_out = []
-    for records in _trainings(results, task).values():
+    for records in read.by_size(results, task).values():
         epochs, warmup = first_peaks(results, records), _warmup(records[0])
         if warmup and warmup + 1 in epochs:
             left_out.append(f"B = {read.batch_of(records)}, where θ may peak within the warm-up")
@@ -223,7 +204,7 @@ def later_peak(results: Results, task: str) -> Estimate:
 def rises_first(results: Results, task: str) -> Estimate:
     """θ after the second epoch over θ after the first, at B_s, counted from a warm-up's end."""
     start = PAPER[task]["theta"]["batch"]
-    records = further(results, task).get(start) or _trainings(results, task).get(start, [])
+    records = further(results, task).get(start) or read.by_size(results, task).get(start, [])
 
     def rise(record: Record) -> float:
         theta = _theta(record)[:2]
@@ -265,8 +246,7 @@ def _peaks(tasks: Sequence[str]) -> dict[str, Callable[[Results], Cases]]:
 def of_counts(cells: Sequence[BySeed], weights: Sequence[float]) -> Estimate:
     """Contrast the logarithms of whole counts above 0, seed by seed, each cell by its weight.
 
-    Equal counts are no proof of a spread of 0, but of one no larger than that of numbers that lie
-    evenly over those rounded to one count.
+    Equal counts have a spread of numbers that lie evenly over those rounded to one count.
     """
     shares = [weight / float(np.mean(c)) for c, weight in zip(cells, weights, strict=True) if c]
     return judge.contrast(cells, weights, log=True, resolution=math.hypot(*shares))
@@ -283,7 +263,7 @@ def trend(cells: Mapping[int, BySeed]) -> Estimate:
 
 FIGURE1 = read.artefact(
     "figure1",
-    plan=runs.figure1,
+    plan=partial(runs.by_size, figure="figure1"),
     rows=partial(table, tasks=[DIV2K]),
     draw=partial(figure, shown=[(DIV2K, "psnr", f"validation {read.HEADING[DIV2K]}")]),
     claims={
@@ -294,7 +274,7 @@ FIGURE1 = read.artefact(
 )
 FIGURE2 = read.artefact(
     "figure2",
-    plan=runs.figure2,
+    plan=partial(runs.by_size, figure="figure2"),
     rows=partial(table, tasks=[CIFAR]),
     draw=partial(
         figure,
@@ -304,7 +284,7 @@ FIGURE2 = read.artefact(
 )
 FIGURE6 = read.artefact(
     "figure6",
-    plan=runs.figure6,
+    plan=partial(runs.by_size, figure="figure6"),
     rows=partial(table, tasks=[DIV2K, PHANTOM]),
     draw=partial(figure, shown=[(t, "theta", "θ after the epoch") for t in (DIV2K, PHANTOM)]),
     claims=_peaks((DIV2K, PHANTOM)),
@@ -372,9 +352,7 @@ def keeps_accuracy(results: Results) -> Cases:
 def over_smallest(results: Results, times: int) -> Cases:
     """The norm at a multiple of B_s over that at the smallest size, whenever measured.
 
-    Beyond B_s over the lower end of similar norms: the mean of more gradients has a lower norm in
-    any case, and has to be that much lower. Of another network or other batch sizes the paper tells
-    no stable one.
+    Beyond B_s over the lower end of similar norms: the mean of more gradients has a lower norm.
     """
     found: dict[str, Case] = {}
     for task in TASKS:

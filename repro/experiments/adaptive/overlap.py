@@ -1,9 +1,7 @@
 """How much of the averaging hides under computation? Section IV-B, Figure 9.
 
-The paper's overlap is measured where processes share two cores: layers sleep for as long as they
-would compute, since a process asleep takes no core from those that average. The ratio of
-communication to computation is that of the paper's cluster by `projection`, whose model takes the
-overlap to be perfect.
+Processes share two cores: layers sleep for as long as they would compute, since a process asleep
+takes no core from those that average. Ratios of times are the paper's cluster's by `projection`.
 """
 
 import statistics

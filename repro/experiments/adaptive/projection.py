@@ -63,11 +63,7 @@ def breakdown() -> "dict[int, StepCost]":
 
 
 def fitted_here(measurement: Mapping[str, Any], without: int | None = None) -> "ScalingModel":
-    """Fit the model to a task's steps measured here, without two processes' of one batch size.
-
-    Raises:
-        ValueError: Times do not grow with the samples, as steps of a toy model.
-    """
+    """Fit the model to a task's steps measured here, without two processes' of one batch size."""
     from repro.adaptive import MeasuredStep, ScalingModel
 
     steps = [
@@ -99,11 +95,7 @@ def samples_of(measurement: Mapping[str, Any], averaging: str) -> dict[int, list
 def end_to_end(
     measurement: Mapping[str, Any], task: str, strategy: str, averaging: str
 ) -> list[float]:
-    """Seconds of the paper's training by measured steps, one value for each turn.
-
-    Its epochs to the target are the paper's, and so are the mini-batches of an epoch: a step at the
-    scale of other batch sizes counts as often as the paper's own.
-    """
+    """Seconds of the paper's training by measured steps at the scale of its own, by turn."""
     steps = samples_of(measurement, averaging)
     scale, samples = min(steps) / PAPER[task]["best"]["batch"], PAPER[task]["samples"]
     turns = [

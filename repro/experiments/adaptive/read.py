@@ -51,11 +51,7 @@ def batch_of(records: Sequence[Record]) -> int:
 
 
 def has_learned(results: Results, task: str) -> None:
-    """Refuse a setting whose best fixed batch learned so little that ends cannot be compared.
-
-    Of the paper's value it reaches less than half the accuracy, or ends 10 dB below the PSNR, at
-    ten times the squared error.
-    """
+    """Refuse a setting whose best fixed batch learned too little for ends to be compared."""
     best = [r for r in trained(results, task, "best") if not r.metrics["diverged"]]
     ends = [record.metrics[runs.METRIC[task]][-1] for record in best]
     paper = PAPER[task]["best"]["value"]

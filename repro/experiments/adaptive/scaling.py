@@ -1,8 +1,4 @@
-"""Does a growing batch scale further, and where does the time of a step go?
-
-Figures 7, 8 and 11 have the paper's speed-ups, those of a model of its cluster and those of two
-processes of ours; Figure 9 has the parts of a step of ours and on the modelled cluster.
-"""
+"""Does a growing batch scale further, and where does the time of a step go? Figures 7 to 9, 11."""
 
 import math
 import re
@@ -82,47 +78,8 @@ def table(results: Results, task: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def figure(results: Results, task: str) -> "Figure":
-    """Draw speed-ups by nodes: a band comes from the other two strategies alone."""
-    from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, new_axes
-
-    measurement = measured(results).get(task)
-    drawn, axes = new_axes(1, 1, 7, 4)
-    axis = axes[0, 0]
-    for number, strategy in enumerate(projection.SCALED):
-        colour = draw.LOOKS[strategy]["color"]
-        nodes, value = PAPER[task]["speedups"][strategy]
-        both = [list(own.values()) for own in projection.held_out(task, strategy)]
-        low, high = np.sort(both, axis=0)
-        # As wide as a line at least, where both say the same.
-        at, label = projection.nodes_of(task, strategy), f"{NAMES[strategy]}, predicted"
-        axis.fill_between(at, low / 1.03, high * 1.03, color=colour, alpha=0.25, lw=0, label=label)
-        if nodes:
-            draw.point(axis, nodes, value, strategy)
-        else:
-            axis.axhline(value, ls="-.", color=colour, label=f"paper: {value}, nodes not given")
-        if measurement:
-            gap = pace(measurement, task, strategy)
-            interval = np.exp(gap.interval()).tolist()
-            draw.point(axis, 2 * 1.05 ** (number - 1), math.exp(gap.mean), strategy, interval)
-    draw.legend_points(axis, "ours, two processes (95 % interval)")
-    title = f"paper: {read.ROLES[task]}, {read.DATA[task]}, its cluster SIMULATED"
-    axis.set_title(f"{title}\n{panel(results, task)}" if measurement else title, fontsize=9)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
-    axis.set_xticks(projection.NODES, map(str, projection.NODES))
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.set(xlabel="nodes", ylabel="speed-up over 1 node, or 1 process")
-    legend_below(drawn, 2)
-    return drawn
-
-
 def speedup(results: Results, task: str) -> Cases:
-    """The nodes that the paper's speed-up of each strategy takes: no cluster was at hand.
-
-    Where the paper does not give their number, it is at least the speed-up.
-    """
+    """The nodes that the paper's speed-up of each strategy takes: no cluster was at hand."""
     paper = PAPER[task]["speedups"]
     needed = {key: paper[key][0] or math.ceil(paper[key][1]) for key in projection.SCALED}
     return {NAMES[key]: NotRun(f"needs a cluster of {n} nodes") for key, n in needed.items()}
@@ -133,7 +90,6 @@ def _artefact(name: str, task: str) -> Artefact:
         name,
         plan=runs.parallel,
         rows=partial(table, task=task),
-        draw=partial(figure, task=task),
         claims={"speedup": partial(speedup, task=task)},
     )
 
@@ -158,11 +114,7 @@ def steps_table(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def figure9(results: Results) -> "Figure":
-    """Draw where the time of measured steps goes, at the largest batch size of each task.
-
-    A step is its computation and the time in which that is blocked; communication, the thin bar
-    below, goes on meanwhile.
-    """
+    """Draw where the time of measured steps goes, at the largest batch size of each task."""
     from repro.plots import legend_below, new_axes, styles
 
     tasks, colours = measured(results), styles(PARTS)

@@ -1,8 +1,6 @@
 """What does growing the batch cost in accuracy, and how many updates does it save?
 
-Figures 4, 5 and 10 with Tables I to III: θ-adaptive training against the best fixed batch, linear
-scaling and a batch that grows at a fixed rate. Figure 3: θ after the decay of the rate. Section V:
-with LARS, which changes line 6 of Algorithm 1 alone, and with LAMB, which the paper does not name.
+Figures 3, 4, 5 and 10 with Tables I to III; section V: LARS and, not the paper's, LAMB.
 """
 
 import math
@@ -215,10 +213,7 @@ def as_many_epochs(results: Results, task: str) -> Cases:
 
 
 def _rise(record: Record) -> float | None:
-    """θ at the end over θ at the first decay; None where the training ended before.
-
-    Of a training without decays at the same share of its epochs as the paper's first.
-    """
+    """θ at the end over θ at the first decay, or at the paper's share of epochs; None for none."""
     theta = record.metrics["theta"]
     share = PAPER[CIFAR]["decay_at"][0] / PAPER[CIFAR]["epochs"]
     planned = record.config["controller"].get("decay_at")

@@ -37,12 +37,7 @@ def launch(
     timeout_s: float = 3600.0,
     function: Callable[[Any], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Run a function of a job, by default `measure`, in joined processes; return rank 0's result.
-
-    Raises:
-        RuntimeError: The time is over.
-        ProcessRaisedException: A process failed; the text has its traceback.
-    """
+    """Run a function of a job in joined processes, until a time limit; return rank 0's result."""
     with socket.create_server((LOOPBACK, 0)) as probe:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:

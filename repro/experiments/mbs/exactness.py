@@ -1,8 +1,7 @@
 """Does training with MBS go as training without? (Table 3, Figure 3, section 3.4)
 
-At the initial mini-batch, the largest that fits, both can be run. The gradient is the same but for
-BatchNorm, which sees micro-batches: paired trainings with another normalisation show its effect.
-Does the loss have to be normalised, and is Algorithm 1 exact?
+At the initial mini-batch both can be run. BatchNorm sees micro-batches; paired trainings with
+another normalisation show its effect. Does the loss have to be normalised?
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,10 +85,7 @@ def figure3(results: Results) -> "Figure":
 
 
 def same_curves(results: Results) -> Cases:
-    """The means of accuracy and loss over epochs, with MBS against without.
-
-    Means, so that noise is not taken for distance.
-    """
+    """The means of accuracy and loss over epochs, with MBS against without."""
 
     def compare(case: str) -> Estimate:
         role, _, quantity = case.partition(", ")

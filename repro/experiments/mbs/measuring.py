@@ -159,10 +159,7 @@ def epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
 
 
 def file_epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Time epochs with MBS by mini-batch and by how images are read, in turns (section 4.3.3).
-
-    Images in memory were decoded from the same files, so that all ways train alike.
-    """
+    """Time epochs by mini-batch and by how the same images are read, in turns (section 4.3.3)."""
     task, ways = Task(config, data, device), {}
     images, labels = task.samples(data.train, config["train_samples"])
     options = {"seed": seed, **config["augment"]}
@@ -224,10 +221,7 @@ def uncached_share(paths: Sequence[Path]) -> float | None:
 
 
 class FileLoader(TensorLoader):
-    """A `TensorLoader` that decodes each mini-batch from files when it is asked for.
-
-    Order and augmentation are those of the images in memory, of which the shape alone is taken.
-    """
+    """A `TensorLoader` that decodes each mini-batch from files when it is asked for."""
 
     def __init__(self, paths: Sequence[Path], images: Tensor, *args: Any, **options: Any) -> None:
         super().__init__(images, *args, **options)

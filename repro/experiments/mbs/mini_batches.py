@@ -1,8 +1,4 @@
-"""What fits, and is more than that worth having? (Tables 1, 2, 4 and 5)
-
-Table 1 has no MBS: it is the paper's motivation. Table 2 has the sizes that fit. Do mini-batches
-beyond memory train, what do they cost, and do they pay? (Tables 4 and 5)
-"""
+"""What fits, and is more than that worth having? (Tables 1, 2, 4 and 5)"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -102,7 +98,7 @@ def gain(results: Results, case: str) -> Estimate:
     """Return the best result with MBS over that of the undivided initial mini-batch, in points.
 
     Of a case such as ``ResNet-50, 32``; of a network alone, of the best mini-batch above the
-    initial one. The interval of the best is widened for that choice (Bonferroni) either way.
+    initial one, whose interval is widened for that choice (Bonferroni).
     """
     role, _, named = case.partition(", ")
     initial = INITIAL[role]
@@ -122,11 +118,7 @@ def gain(results: Results, case: str) -> Estimate:
 def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[float]]:
     """Return the seconds of an epoch by (mini-batch size, whether with MBS).
 
-    Epochs timed in turns have one value a process, on a card one a round. Without such records
-    each training that ran alone gives its median epoch.
-
-    Raises:
-        NotRun: They are of several machines.
+    By epochs in turns: one value a process, on a card one a round; or else by trainings' medians.
     """
     if one_machine(results.ok("epochs", role=role)):
         record = results.measured("epochs", several=results.profile != "gpu", role=role)
@@ -146,10 +138,7 @@ def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[fl
 
 
 def epoch_ratio(results: Results, case: str) -> Estimate:
-    """Return the time of an epoch with MBS over that of the undivided initial mini-batch.
-
-    Of a case such as ``ResNet-50, 32``; of a network alone there are no records.
-    """
+    """Return the time of an epoch with MBS over that undivided, of a case ``ResNet-50, 32``."""
     role, _, size = case.partition(", ")
     if not size:
         raise NotRun("no records")
@@ -186,10 +175,7 @@ SLOWER = ("ResNet-50, 128", "AmoebaNet-D, 256")  # the paper's best above the in
 
 
 def resnet101_faster(results: Results) -> Cases:
-    """ResNet-101: the epoch with MBS over the undivided one. The others: undivided over with MBS.
-
-    Each ratio is then below 1 where the paper's sentence holds.
-    """
+    """Return ratios that are below 1 where the paper's sentence on ResNet-101 holds."""
     found = cases((FASTER, *SLOWER), partial(epoch_ratio, results))
     for case in SLOWER:
         if isinstance(ours := found[case], Estimate):

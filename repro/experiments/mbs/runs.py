@@ -240,10 +240,7 @@ def epochs(profile: str, role: str, chosen: Chosen) -> Run:
 
 
 def file_epochs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the times of epochs whose images are decoded from files, and of those in memory.
-
-    Of the smallest mini-batch beyond memory, and the largest that an epoch's images fill.
-    """
+    """Return the times of epochs whose images are decoded from files, and of those in memory."""
     role, largest = FILES_ROLE, PROFILES[profile]["measured"]["file_epochs"]["train_samples"]
     ways = {
         f"{size}, {reading}": [size, micro_batch_of(role, size), reading]
@@ -297,10 +294,7 @@ def normalisations(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def paired_trainings(profile: str, chosen: Chosen) -> list[Run]:
-    """Return ResNet-50's training at the initial mini-batch, without and with MBS, by norm.
-
-    In float64, which is slow, one seed trains no longer than in quick.
-    """
+    """Return ResNet-50's training at the initial mini-batch, without and with MBS, by norm."""
     role, initial, runs = "ResNet-50", INITIAL["ResNet-50"], []
     for norm, dtype in NORMS:
         wide = dtype == "float64"

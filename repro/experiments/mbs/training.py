@@ -216,9 +216,7 @@ def _outcome(metrics: dict[str, Any], history: Sequence[Epoch], peak: int | None
 def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train with or without MBS under a memory limit (Tables 1, 3, 4, 5 and Figure 3).
 
-    On a CPU the limit is simulated, and watching every storage costs time: two steps on a copy of
-    the model are taken under it, and the training that is timed runs without. On an accelerator
-    all of it runs under the limit. An out-of-memory error is the caller's to record.
+    On a CPU, where watching every storage costs time, two steps on a copy are taken under it.
     """
     task, micro = Task(config, data, device), config["micro_batch"]
     limit = task.limit()  # before this model occupies memory
@@ -259,10 +257,7 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
 
 
 def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Train with a normalisation; undivided where the configuration has none (section 3.4).
-
-    A training that diverges is a result; its losses that are not finite are None.
-    """
+    """Train with a normalisation, or undivided (section 3.4); a divergence is a result."""
     torch.manual_seed(seed)
     task, way = Task(config, data, device), config["normalization"]
     model = task.model()
@@ -279,8 +274,7 @@ def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outco
 def gradients(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Compare accumulated gradients with the whole mini-batch's, in float64 (section 3.4).
 
-    Once as in training, where BatchNorm sees micro-batches, and once by its running statistics, so
-    that normalisation alone is compared.
+    BatchNorm sees micro-batches as in training, or takes its running statistics (``frozen``).
     """
     torch.manual_seed(seed)
     task = Task(config, data, device)
@@ -324,8 +318,7 @@ def without_batchnorm(model: nn.Module) -> nn.Module:
 def paired_training(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train without and with MBS from the same weights and compare the weights after each epoch.
 
-    The metric ``apart`` is, by epoch, the distance of the two trainings' weights over the distance
-    of the training without MBS from its start.
+    ``apart``: the distance of both trainings' weights over the undivided one's from its start.
     """
     torch.manual_seed(seed)
     task = Task(config, data, device)

@@ -1,9 +1,4 @@
-"""How far beyond the device's memory do networks train, and at what speed? (Table 1, Figure 4)
-
-ResNet-50 against training in core, against LMS (Le et al. 2019), and with and without chunks;
-simulated also at our best, by packed plans with chunks of sizes that variables have. Then the
-paper's other networks.
-"""
+"""How far beyond the device's memory do networks train, and at what speed? (Table 1, Figure 4)"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,10 +90,7 @@ def figure(results: Results) -> "Figure":
 
 
 def larger(results: Results, mode: str, than: str, paper: Mapping[str, float]) -> Cases:
-    """Networks' largest batch sizes by a method over another's, of real allocators.
-
-    `paper` has the paper's ratio of each network.
-    """
+    """Networks' largest batch sizes by a method over another's, of real allocators."""
     at = points.with_allocators(results, paper)
     return cases(paper, lambda role: at[role].larger(mode, than, paper[role]))
 
@@ -231,10 +223,7 @@ def chunks_cost(results: Results) -> Cases:
 
 
 def gains_speed(results: Results) -> Cases:
-    """The time of an image at the fastest batch size beyond the core over that in core.
-
-    Simulated times are in proportion to bytes, and could show no such gain.
-    """
+    """The time of an image at the fastest batch size beyond the core over that in core."""
     here = Trained(results, runs.MEASURED, runs.PIX2PIXHD)
     if here.on_cpu:
         raise NotRun(points.NO_LINK)

@@ -79,10 +79,7 @@ class Costs:
     def fastest(
         self, plans: Iterable[SwapPlan], makes: Iterable[Make], most: int | None = None
     ) -> Fitting | None:
-        """The fastest plan and allocator, mapping included.
-
-        With `most` the first so many that are served are looked at.
-        """
+        """The fastest plan and allocator of the first `most` that are served, mapping included."""
         best, least, served = None, math.inf, 0
         timed = sorted(((self.simulate(p).time_s, p) for p in plans), key=lambda pair: pair[0])
         for make in makes:
@@ -146,9 +143,7 @@ def chunk_bytes(limit_bytes: int) -> int:
 def largest_budget(trace: Trace, limit_bytes: int, make: Make) -> Fitting | None:
     """The plan of the largest budget whose requests `make`'s allocator serves, None without one.
 
-    The search goes from above over the ends and quarters of the stretch from the smallest feasible
-    budget to the limit, then by bisection to 2 % of it. Each budget leaves its holes elsewhere, so
-    that the allocator may refuse some budgets in between.
+    From above over ends and quarters of what is feasible, then by bisection to 2 % of it.
     """
     above = None
     for low in reversed(_budgets(trace, limit_bytes)):
@@ -178,11 +173,7 @@ def can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
 
 
 def tuned(given: Fitting, limit_bytes: int, costs: Costs, windows: bool = True) -> Fitting:
-    """The fastest plan that is served, given one that is.
-
-    It tries that plan, packed plans of about its budget and, with `windows`, windows of several
-    shares of the budget.
-    """
+    """The fastest plan that is served of `given`, packed plans and, with `windows`, others."""
     trace, budget = given.plan.trace, given.plan.budget_bytes
     low = trace.smallest_budget
     plans = [given.plan]
@@ -195,10 +186,7 @@ def tuned(given: Fitting, limit_bytes: int, costs: Costs, windows: bool = True) 
 
 
 def literal(trace: Trace, budget_bytes: int, costs: Costs, make: Make) -> Fitting | None:
-    """The paper's schedule to the letter, at the fastest of several windows.
-
-    Where the allocator serves none within the budget, smaller budgets are tried.
-    """
+    """The paper's schedule to the letter, at the fastest of several windows and budgets."""
     low = trace.smallest_budget
     for part in (1.0, 0.9, 0.8, 0.6, 0.4):
         budget = low + int(part * (budget_bytes - low))

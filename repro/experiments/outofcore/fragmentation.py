@@ -75,10 +75,7 @@ def budget_halved(results: Results) -> Cases:
 
 
 def less_unused(results: Results, roles: Sequence[str]) -> Cases:
-    """The memory between budget and use with chunks less that without, in points.
-
-    Of real allocators, at the largest batch size that trains both ways.
-    """
+    """The memory between budget and use with chunks less that without, in points."""
 
     def unused(point: Point, limit: int) -> float:
         """The share of the memory between a schedule's budget and what the allocator took, in %."""

@@ -58,11 +58,7 @@ def measured(config: Config, seed: int, data: ImageData | None, device: str) -> 
 
 
 def measure(config: Config, device: str) -> Outcome:
-    """Do the same in this process.
-
-    Raises:
-        ValueError: The mode is of CUDA's allocator, and the device another.
-    """
+    """Do the same in this process."""
     if config["mode"] == "expandable_segments" and not is_cuda(device):
         raise ValueError(f"expandable segments are CUDA's, and the device is {device}")
     with machine(config, device), without_tf32():
@@ -107,9 +103,7 @@ def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, T
 def _swapped(config: Config, device: str) -> Outcome:
     """Train within the largest budget that an allocator can serve within the limit.
 
-    On a CPU the allocators are simulated, their sizes in proportion to the limit; chunks are
-    simulated on whatever is not CUDA. On a GPU the allocators are the real ones. The budget shrinks
-    until they serve the training; the paper's authors lowered theirs by hand.
+    Allocators are simulated on a CPU, chunks on whatever is not CUDA; real ones may need less.
     """
     name, schedule = _SWAPPED[config["mode"]]
     limit, trace = limit_bytes(config), trace_at(config, config["batch"])
@@ -185,10 +179,7 @@ def _link_rate(config: Config) -> float | None:
 def _train(
     config: Config, device: str, budget: int, schedule: Name, window: Any = None
 ) -> tuple[dict[str, Timing], dict[str, Any], SwapPlan]:
-    """Time iterations that swap, on a CPU in turns with the reference, which does not.
-
-    Returns timings, metrics, and the plan that was followed.
-    """
+    """Time iterations that swap, on a CPU in turns with the reference, which does not."""
     on_host = host_bytes(trace_at(config, config["batch"]), budget)
     block = OutOfCore(
         budget,
@@ -230,22 +221,13 @@ def _train(
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the device ran out of memory, not the host.
-
-    The chunked allocator's error is a plain RuntimeError.
-    """
+    """Whether the device, and not the host, ran out of memory; chunks say so in plain words."""
     short = is_out_of_memory(error) or "out of memory" in str(error)
     return short and not isinstance(error, HostMemoryError)
 
 
 def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Train within as many bytes of tensors as the limit has; no allocator is looked at.
-
-    All schedules get the same budget and, where they have one, the same window.
-
-    Raises:
-        torch.OutOfMemoryError: The schedule does not know the budget, and holds more.
-    """
+    """Train within as many bytes of tensors as the limit has; no allocator is looked at."""
     limit = limit_bytes(config)
     with machine(config, device), without_tf32():
         try:
@@ -256,13 +238,7 @@ def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) 
 
 
 def measure_in_child(config: Config, device: str) -> Outcome:
-    """Run `measure` in a new process, and return its outcome.
-
-    Raises:
-        HostMemoryError: The host had not the memory that the child wanted to pin.
-        torch.OutOfMemoryError: The child ran out of the device's memory.
-        RuntimeError: It failed otherwise; the text ends as its error output does.
-    """
+    """Run `measure` in a new process, and return its outcome or raise its lack of memory."""
     options = [*_PINNING, *["expandable_segments:True"] * (config["mode"] == "expandable_segments")]
     environment = {"PYTORCH_CUDA_ALLOC_CONF": ",".join(options)}
     answer = in_a_process(f"{__name__}:answered", [dict(config), device], environment)

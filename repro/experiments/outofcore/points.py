@@ -137,10 +137,7 @@ class Trained:
         return view.panel(self.role, name, self.place.removesuffix(" here"))
 
     def at(self, batch: int, mode: str) -> tuple[int, Point | None]:
-        """The point at a batch size of the paper, and that size here.
-
-        On a CPU it is the batch size that is as large over the largest in core.
-        """
+        """The point at a batch size of the paper, and that size here, on a CPU in proportion."""
         found, wanted = self.points(mode), float(batch)
         if any("base_batch" in record.config for record in self.records):
             if self.base is None:

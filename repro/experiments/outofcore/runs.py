@@ -174,10 +174,7 @@ def resnet(profile: str) -> list[Run]:
 
 
 def table1(profile: str, chosen: Chosen) -> list[Run]:
-    """ResNet-50 by every method, by batch size; under smoke no packed plans.
-
-    These begin well beyond the largest in core: below, any schedule hides its copies.
-    """
+    """ResNet-50 by every method, by batch size; packed plans where copies cannot be hidden."""
     beyond = () if profile == "smoke" else (b for b in TABLE["batches"] if b > 2 * IN_CORE_BATCH)
     return resnet(profile) + [packed(batch) for batch in beyond]
 
@@ -209,10 +206,7 @@ def figure5(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def schedules(profile: str, chosen: Chosen) -> list[Run]:
-    """A training within as many bytes of tensors as the limit has, by each of the schedules.
-
-    Under `long` those of quick, in more rounds and by several processes.
-    """
+    """A training within as many bytes of tensors as the limit has, by each of the schedules."""
     if profile == LONG:
         return [
             replace(run, config=run.config | {"repeats": 9}, seeds=PROCESSES)
