@@ -41,7 +41,7 @@ def task_of(role: str) -> str:
 
 def paper_rows(role: str) -> list[dict[str, Any]]:
     """Return a model's rows of Table 4 or 5, the initial mini-batch first."""
-    return [row for table in ("table4", "table5") for row in PAPER[table] if row["model"] == role]
+    return [row for row in (*PAPER["table4"], *PAPER["table5"]) if row["model"] == role]
 
 
 def micro_batch_of(role: str, mini_batch: int) -> int:
@@ -55,12 +55,6 @@ def extent_of(profile: str, role: str, kind: str = "") -> dict[str, int | None]:
     sizes = PROFILES[profile]
     extent = sizes.get(kind) or sizes["extent"]["all"] | sizes["extent"].get(role, {})
     return {name: None if value == "all" else value for name, value in extent.items()}
-
-
-def streamed_sizes(profile: str, role: str) -> Sequence[int]:
-    """Return the mini-batches that are trained with MBS, the initial one first."""
-    by_role = PROFILES[profile].get("mini_batches")
-    return by_role[role] if by_role else [row["mini_batch"] for row in paper_rows(role)]
 
 
 def _images(profile: str, role: str, name: str, resolution: str) -> dict[str, Any]:
@@ -101,12 +95,11 @@ def base_config(
 
     The limit is the paper's card's; at small scale twice the initial mini-batch is not to fit.
     """
-    card = profile in ("gpu", "paper")
-    limit: dict[str, int | None] = {
-        "limit_fits": INITIAL[role] if limited and not card and resolution != "low" else None
-    }
-    if card:
+    limit: dict[str, int | None] = {"limit_fits": None}
+    if profile in ("gpu", "paper"):
         limit["limit_bytes"] = PAPER["device_bytes"] if limited else None
+    elif limited and resolution != "low":
+        limit["limit_fits"] = INITIAL[role]
     return {
         "role": role,
         "model": _TOML["models"][PROFILES[profile]["models"]][role],
@@ -179,9 +172,10 @@ def tables_4_5(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
 def _pairs(profile: str, role: str, chosen: Chosen) -> list[Run]:
     """Return trainings of every size of the paper's that an epoch's samples fill."""
     trains = partial(training, profile, role, chosen)
-    samples, sizes = extent_of(profile, role)["train_samples"], streamed_sizes(profile, role)
-    runs: list[Run] = []
-    for size in (row["mini_batch"] for row in paper_rows(role)):
+    samples, paper = extent_of(profile, role)["train_samples"], paper_rows(role)
+    every = [row["mini_batch"] for row in paper]
+    sizes, runs = PROFILES[profile].get("mini_batches", {role: every})[role], []
+    for size in every:
         if samples is None or size <= samples:
             run = trains(size, False)
             # Where the limit is set by the initial size, twice that fails for every seed.
@@ -199,7 +193,7 @@ def _pairs(profile: str, role: str, chosen: Chosen) -> list[Run]:
 
 def _on_gpu(profile: str, role: str, chosen: Chosen) -> list[Run]:
     """Return the trainings at smaller images, and steps at the paper's under its memory limit."""
-    sizes, runs = streamed_sizes(profile, role), initial_pair(profile, role, chosen)
+    sizes, runs = PROFILES[profile]["mini_batches"][role], initial_pair(profile, role, chosen)
     if runs:
         runs += [training(profile, role, chosen, size, True) for size in sizes[1:]]
         if whole := _TOML["whole"].get(chosen[task_of(role)]):
@@ -260,20 +254,14 @@ def file_epochs(profile: str, chosen: Chosen) -> list[Run]:
 def sizes(profile: str, chosen: Chosen) -> list[Run]:
     """Return Table 2's search for the largest mini-batch of each model, here and predicted."""
     runs = [_measurement("size", profile, role, chosen) for role in ROLES]
+    common = {"device_bytes": PAPER["device_bytes"], "resolution": "high"}
     for role in ["U-Net"] if profile == "smoke" else ROLES:  # the others take seconds each
-        side = SIDES[role]["high"]
-        predicted = {
-            "role": role,
-            "model": PUBLISHED[role],
-            "optimizer": _TOML["optimizers"][role],
-            "classes": 1 if role == "U-Net" else 102,
-            "sides": [side, side],
-            "sizes": [INITIAL[role] // 2, INITIAL[role]],
-            "device_bytes": PAPER["device_bytes"],
-            "resolution": "high",
-            "augment": {"crop_size": side},
-        }
-        runs.append(Run("foretell", predicted, seeds=(0,), label=role))
+        side, optimizer = SIDES[role]["high"], _TOML["optimizers"][role]
+        config = {"role": role, "model": PUBLISHED[role], "optimizer": optimizer, **common}
+        config |= {"sides": [side, side], "augment": {"crop_size": side}}
+        config |= {"sizes": [INITIAL[role] // 2, INITIAL[role]]}
+        config |= {"classes": 1 if role == "U-Net" else 102}
+        runs.append(Run("foretell", config, seeds=(0,), label=role))
     return runs
 
 

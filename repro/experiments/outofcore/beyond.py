@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments import judge
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.outofcore import points, runs
-from repro.experiments.outofcore.panels import Line, Panel, draw, line_of
-from repro.experiments.outofcore.points import PLACES, Interval, Point, Trained, artefact
+from repro.experiments.outofcore.points import PLACES, Line, Panel, Point, Trained, artefact, draw
 from repro.experiments.outofcore.runs import CHUNKS, IN_CORE, MODES, RESNET, SCHEDULE, SIMULATED
 from repro.experiments.query import Results
 
@@ -70,7 +69,7 @@ def figure(results: Results) -> "Figure":
         at, lines = Trained(results, where), []
         with suppress(NotRun):  # of several machines nothing compares
             lines = [
-                line_of(at, method, lambda p: points.inverse(at.slowdown(p)), at.base or 1)
+                points.line_of(at, method, lambda p: points.inverse(at.slowdown(p)), at.base or 1)
                 for method in methods
             ]
         for method in papers:
@@ -195,14 +194,14 @@ def networks_table(results: Results) -> Iterator[dict[str, Any]]:
 def networks_figure(results: Results) -> "Figure":
     """Draw throughput, simulated above measured."""
 
-    def rate(point: Point) -> tuple[float, Interval | None]:
+    def rate(point: Point) -> tuple[float, points.Interval | None]:
         """Images/s, measured ones as the geometric mean of the rounds with its interval."""
         if not point.image_s:
             return point.images_per_s, None
         return points.inverse(judge.mean_of(point.image_s, log=True, trials="rounds"))
 
     every = [Trained(results, where, role) for where, role in product(PLACES, runs.OTHERS)]
-    lines = ([line_of(at, mode, rate) for mode in MODES] for at in every)
+    lines = ([points.line_of(at, mode, rate) for mode in MODES] for at in every)
     return draw([Panel(at.title, own, "images/s") for at, own in zip(every, lines, strict=True)], 3)
 
 

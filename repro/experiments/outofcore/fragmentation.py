@@ -7,16 +7,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, deterministic
-from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.panels import Line, Panel, draw
-from repro.experiments.outofcore.points import (
-    PLACES,
-    Point,
-    Trained,
-    artefact,
-    ran,
-    with_allocators,
-)
+from repro.experiments.outofcore import points, runs
+from repro.experiments.outofcore.points import PLACES, Line, Panel, Point, Trained, artefact
 from repro.experiments.query import Results
 
 if TYPE_CHECKING:
@@ -48,15 +40,15 @@ def figure(results: Results, roles: Sequence[str]) -> "Figure":
         unit, name = (runs.MIB, "memory (MiB)") if few else (runs.GIB, "memory (GiB)")
         lines = []
         for mode in runs.MODES:
-            points, label = at.trained(mode), runs.LABELS[mode]
-            use = {b: p.taken / unit for b, p in points.items() if p.taken}
-            budget = {b: given / unit for b, p in points.items() if (given := p.bytes("budget"))}
+            trained, label = at.trained(mode), runs.LABELS[mode]
+            use = {b: p.taken / unit for b, p in trained.items() if p.taken}
+            budget = {b: given / unit for b, p in trained.items() if (given := p.bytes("budget"))}
             lines += [Line(mode, use, label), Line(mode, budget, f"{label}: budget", "budget")]
         if role == runs.RESNET and at.simulated:
             paper = {runs.LMS_BATCH: runs.CLAIMS["budget_gib_928"]}
             lines.append(Line(runs.SCHEDULE, paper, "paper: budget of the schedule", "paper"))
         panels.append(Panel(at.title, lines, name, at.limit and at.limit / unit))
-    return draw(panels, max(2, len(roles)))
+    return points.draw(panels, max(2, len(roles)))
 
 
 def budget_halved(results: Results) -> Cases:
@@ -70,7 +62,7 @@ def budget_halved(results: Results) -> Cases:
         label = f"{found[role].ran}: budget at {size} over the memory"
         return replace(deterministic(given / limit, log=True), label=label)
 
-    found = with_allocators(results, [runs.RESNET])
+    found = points.with_allocators(results, [runs.RESNET])
     return cases(found, budget)
 
 
@@ -89,11 +81,11 @@ def less_unused(results: Results, roles: Sequence[str]) -> Cases:
         batch = max(alone.keys() & chunks.keys(), default=None)
         if batch is None:
             raise NotRun("no batch size trains both with chunks and without")
-        ours, theirs = (unused(points[batch], at.limit) for points in (chunks, alone))
+        ours, theirs = (unused(own[batch], at.limit) for own in (chunks, alone))
         label = f"{at.ran}, at {batch}: {ours:.0f} % of the memory for {theirs:.0f} %,"
         return replace(deterministic(ours - theirs, unit="points", digits=0), label=label)
 
-    found = with_allocators(results, roles)
+    found = points.with_allocators(results, roles)
     return cases(roles, less)
 
 
@@ -113,7 +105,7 @@ def figure5_table(results: Results) -> Iterator[dict[str, Any]]:
     """The table of memory, and the memory that allocators take without a limit, over the use."""
     yield from table(results, runs.OTHERS)
     for record in results.ok(runs.PHYSICAL):
-        name = ran([record], record.config["role"])
+        name = points.ran([record], record.config["role"])
         row = {"network": name, "where": "no limit", "batch": record.config["batch"]}
         for mode, found in record.metrics["rows"].items():
             torchs, chunks = (

@@ -4,7 +4,7 @@ Torch's CUDA allocator is chosen before CUDA is used.
 """
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -75,7 +75,7 @@ def _unswapped(config: Config, device: str) -> Outcome:
         with save_pinned(device) if mode == "save_on_cpu" else nullcontext():
             plain()
 
-    steps = {"iteration": step}
+    steps: dict[str, Step] = {"iteration": step}
     with MemoryBudget(limit, device) as held:
         for _ in range(2):  # the optimizer has its state from the second on
             step()
@@ -85,9 +85,9 @@ def _unswapped(config: Config, device: str) -> Outcome:
     if on_cpu:
         # Watching every storage costs time: the limit was held above.
         timings = _time(config, device, steps | {"reference": _reference(config)})
-        return Outcome(metrics, timings, held.peak_bytes)
-    metrics["reserved_bytes"] = held.peak_reserved_bytes  # the limit is on these
-    return Outcome(metrics, timings, held.peak_reserved_bytes)
+    else:
+        metrics["reserved_bytes"] = held.peak_reserved_bytes  # the limit is on these
+    return Outcome(metrics, timings, metrics.get("reserved_bytes", held.peak_bytes))
 
 
 def _reference(config: Config) -> Step:
@@ -141,28 +141,21 @@ def _swapped(config: Config, device: str) -> Outcome:
         )
         return Outcome(metrics, timings, metrics["reserved_bytes"])
 
+    budget, refused = best.plan.budget_bytes, ""
     with limited:
-        return _shrinking(within, best.plan.budget_bytes, trace.smallest_budget, device)
-
-
-def _shrinking(
-    within: Callable[[int], Outcome], budget: int, smallest: int, device: str
-) -> Outcome:
-    """Train within a budget, or within smaller ones until one is served."""
-    refused = ""  # not the error, which holds the tensors that did not fit
-    for _ in range(_TRIES):
-        try:
-            return within(budget)
-        except (RuntimeError, MemoryError, BudgetTooSmall) as error:
-            # More may be run than the trace has.
-            if not (isinstance(error, BudgetTooSmall) or is_refusal(error)):
-                raise
-            refused = str(error)
-        if budget <= smallest:
-            break
-        gc.collect()
-        accelerator.empty_cache(device)  # the chunked allocator's, too
-        budget = max(smallest, int(0.9 * budget))
+        for _ in range(_TRIES):
+            try:
+                return within(budget)
+            except (RuntimeError, MemoryError, BudgetTooSmall) as error:
+                # More may be run than the trace has.
+                if not (isinstance(error, BudgetTooSmall) or is_refusal(error)):
+                    raise
+                refused = str(error)  # not the error, which holds the tensors that did not fit
+            if budget <= trace.smallest_budget:
+                break
+            gc.collect()
+            accelerator.empty_cache(device)  # the chunked allocator's, too
+            budget = max(trace.smallest_budget, int(0.9 * budget))
     raise torch.OutOfMemoryError(f"out of memory: the last budget was {budget} bytes: {refused}")
 
 

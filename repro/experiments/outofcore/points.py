@@ -1,10 +1,11 @@
-"""From records to numbers: speed and memory of each method, by batch size, and compared."""
+"""From records to numbers and curves: speed and memory of each method, by batch size."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.runs import IN_CORE, LABELS, MEASURED, RESNET, SIMULATED
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PLACES = {SIMULATED: "simulated, V100", MEASURED: "measured here"}
 NO_LINK = "needs a GPU: a CPU swaps to its own memory, over no link"
@@ -242,3 +246,72 @@ def throughput(found: Points, batch: int) -> str | None:
     if point is None:
         return "x" if batch in found else None
     return f"{point.images_per_s:,.0f}" if point.images_per_s >= 20 else f"{point.images_per_s:.1f}"
+
+
+# Panels of curves over batch sizes, ours solid and the paper's hollow.
+
+_LOOKS: dict[str, dict[str, Any]] = {
+    "ours": {"ls": "-", "lw": 1.5, "ms": 4.5},
+    "paper": {"color": "#5f6b7a", "mec": "#5f6b7a", "mfc": "none", "ls": "--", "lw": 1.2, "ms": 7},
+    "budget": {"ls": ":", "lw": 1.4, "ms": 3.5},
+}
+
+
+class Line(NamedTuple):
+    """A curve: the method that it has its colour and mark from, and a key of `_LOOKS`."""
+
+    method: str
+    heights: Mapping[float, float]  # by position
+    label: str
+    whose: str = "ours"
+    intervals: Mapping[float, Interval] = {}
+
+
+class Panel(NamedTuple):
+    """A panel: lines, and a memory limit."""
+
+    title: str
+    lines: Sequence[Line]
+    ylabel: str
+    limit: float | None = None
+
+
+def line_of(
+    trained: Trained,
+    method: str,
+    height: Callable[[Point], tuple[float, Interval | None]],
+    unit: float = 1,
+) -> Line:
+    """Our curve of a method: heights with intervals by batch size over `unit`."""
+    found = {batch / unit: height(point) for batch, point in trained.trained(method).items()}
+    heights = {at: middle for at, (middle, _) in found.items()}
+    intervals = {at: interval for at, (_, interval) in found.items() if interval}
+    return Line(method, heights, LABELS[method], intervals=intervals)
+
+
+def draw(
+    panels: Sequence[Panel], columns: int, xlabel: str = "batch size", top: float | None = None
+) -> "Figure":
+    """Draw panels in rows, logarithmic in the batch size; `top` ends all vertical axes."""
+    from repro import plots
+
+    rows = -(-len(panels) // columns)
+    figure, axes = plots.new_axes(rows, columns, 3.6 * columns + 0.4, 2.9 * rows + 0.6)
+    styles = plots.styles(list(LABELS)[:10]) | {"bound": {"color": "#6b7486", "marker": "p"}}
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        titles = [textwrap.fill(part, 48) for part in panel.title.split("\n")]
+        axis.set_title("\n".join(titles), fontsize=9)
+        axis.set(xlabel=xlabel, ylabel=panel.ylabel)
+        for line in panel.lines:
+            look = styles[line.method] | _LOOKS[line.whose]
+            if line.heights:
+                axis.plot(*zip(*line.heights.items(), strict=True), label=line.label, **look)
+            for size, interval in line.intervals.items():
+                axis.vlines(size, *interval, color=look["color"], lw=1.4)
+        if panel.limit is not None:
+            axis.axhline(panel.limit, color="#1c2230", ls=(0, (6, 3)), lw=1, label="memory limit")
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_ylim(0, top)
+    plots.legend_below(figure, 4)
+    return figure
