@@ -92,19 +92,13 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """The measurement at the ratios of the modelled cluster."""
-    # Processes, gradients a layer (one bucket each) and repeats; on the CPU, as the paper's nodes.
+    """The measurement at the ratios of the modelled cluster, on the CPU as the paper's nodes."""
     processes, size, repeats = (2, 2**12, 2) if profile == "smoke" else (8, 2**15, 9)
     costs = {nodes: projection.breakdown()[nodes] for nodes in NODES}
-    config = {
-        "processes": processes,
-        "layers": 8,
-        "size": size,
-        "steps": 4,
-        "repeats": repeats,
-        "ratios": {str(n): round(c.communication_s / c.computation_s, 3) for n, c in costs.items()},
-    }
-    return [Run("asleep", config, seeds=(0,), label=f"{processes} processes, layers asleep")]
+    ratios = {str(n): round(c.communication_s / c.computation_s, 3) for n, c in costs.items()}
+    config = {"processes": processes, "layers": 8, "size": size, "steps": 4, "repeats": repeats}
+    label = f"{processes} processes, layers asleep"
+    return [Run("asleep", config | {"ratios": ratios}, seeds=(0,), label=label)]
 
 
 def hidden(row: Mapping[str, Any]) -> Estimate:
