@@ -55,7 +55,7 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
         rates = {heads[b]: f"{runs.published(mode).get(b, 'x')}" for b in heads}
         yield {"where": where, "method": method, **rates}
     for at in (Trained(results, where) for where in PLACES):
-        place = at.place + f", {at.ran}" * (not at.simulated and at.ran != RESNET)
+        place = PLACES[at.where] + f", {at.ran}" * (at.ran != RESNET)
         for mode in METHODS[at.where]:
             if at.points(mode):
                 rates = {heads[b]: images_per_s(at, mode, b) for b in heads}
@@ -97,10 +97,10 @@ def larger(results: Results, mode: str, than: str, paper: Mapping[str, float]) -
 def alone_ends(results: Results) -> Cases:
     """The largest batch size without chunks over LMS's in the paper."""
     trained = points.with_allocators(results, [RESNET])[RESNET]
-    alone = trained.largest(SCHEDULE)
+    alone, open_ = trained.largest(SCHEDULE)
     if not alone:
         raise NotRun("scheduling alone trains nothing")
-    open_ = alone <= runs.LMS_BATCH and trained.end_is_open(SCHEDULE)
+    open_ = open_ and alone <= runs.LMS_BATCH
     gap = (judge.unsure if open_ else judge.deterministic)(alone / runs.LMS_BATCH, log=True)
     note = f"{alone} is the largest that was tried" if open_ else ""
     return {RESNET: replace(gap, label=f"{RESNET}, up to {alone}", note=note)}

@@ -26,7 +26,7 @@ def table(results: Results, roles: Sequence[str]) -> Iterator[dict[str, Any]]:
                 taken, given = f"{runs.LABELS[mode]}: taken", f"{runs.LABELS[mode]}: budget"
                 row[taken] = "x" if batch in tried else None
                 if point := tried.get(batch):
-                    row[taken] = runs.gib(point.taken)
+                    row[taken] = runs.gib(point.bytes("taken"))
                     row[given] = runs.gib(point.bytes("budget"))
             yield row
 
@@ -37,17 +37,19 @@ def figure(results: Results, roles: Sequence[str]) -> "Figure":
     for where, role in product(PLACES, roles):
         at = Trained(results, where, role)
         few = at.limit is not None and at.limit < runs.GIB
-        unit, name = (runs.MIB, "memory (MiB)") if few else (runs.GIB, "memory (GiB)")
+        unit, ylabel = (runs.MIB, "memory (MiB)") if few else (runs.GIB, "memory (GiB)")
         lines = []
         for mode in runs.MODES:
             trained, label = at.trained(mode), runs.LABELS[mode]
-            use = {b: p.taken / unit for b, p in trained.items() if p.taken}
-            budget = {b: given / unit for b, p in trained.items() if (given := p.bytes("budget"))}
+            use, budget = (
+                {b: count / unit for b, p in trained.items() if (count := p.bytes(name))}
+                for name in ("taken", "budget")
+            )
             lines += [Line(mode, use, label), Line(mode, budget, f"{label}: budget", "budget")]
         if role == runs.RESNET and at.simulated:
             paper = {runs.LMS_BATCH: runs.CLAIMS["budget_gib_928"]}
             lines.append(Line(runs.SCHEDULE, paper, "paper: budget of the schedule", "paper"))
-        panels.append(Panel(at.title, lines, name, at.limit and at.limit / unit))
+        panels.append(Panel(at.title, lines, ylabel, at.limit and at.limit / unit))
     return points.draw(panels, max(2, len(roles)))
 
 

@@ -35,13 +35,10 @@ class Point:
     paces: Sequence[float] = ()  # the same over the same round's reference, if timed in turns
 
     def bytes(self, name: str) -> int | None:
-        """Bytes of `row`: budget, reserved by the allocator, held by tensors, or on the host."""
+        """Bytes of `row`, such as the budget; ``taken``: by the allocator or else by tensors."""
+        if name == "taken":
+            return self.bytes("reserved") or self.bytes("held")
         return self.row.get(f"{name}_bytes")
-
-    @property
-    def taken(self) -> int | None:
-        """Bytes that the allocator took; in core on a CPU, that tensors took."""
-        return self.bytes("reserved") or self.bytes("held")
 
 
 Points = dict[int, Point | None]  # by batch size; None where it ran out of memory
@@ -127,18 +124,10 @@ class Trained:
         return next((r.metrics["limit_bytes"] for r in self.records if r.status == "ok"), None)
 
     @property
-    def place(self) -> str:
-        """Where the records come from: ``simulated, V100``, ``measured here``, or which GPU."""
-        names = {r.device["name"] for r in self.records if r.device["type"] != "cpu"}
-        if self.simulated or not names:
-            return PLACES[self.where]
-        return f"measured, {' and '.join(sorted(' '.join(name.split()[:2]) for name in names))}"
-
-    @property
     def title(self) -> str:
         """Of a panel: the network that ran, and whether it was simulated."""
         name = runs.network_name(self.records[0].config) if self.records else ""
-        return view.panel(self.role, name, self.place.removesuffix(" here"))
+        return view.panel(self.role, name, PLACES[self.where].removesuffix(" here"))
 
     def at(self, batch: int, mode: str) -> tuple[int, Point | None]:
         """The point at a batch size of the paper, and that size here, on a CPU in proportion."""
@@ -170,16 +159,12 @@ class Trained:
         one_machine(self._results.ok(self.where, role=self.role))
         return ratio(other.paces, ours.paces, trials="rounds")
 
-    def largest(self, mode: str) -> int:
-        """The largest of the batch sizes that were tried which a method trains, 0 for none."""
-        if not self.points(mode):
-            raise NotRun("no records")
-        return max(self.trained(mode), default=0)
-
-    def end_is_open(self, mode: str) -> bool:
-        """Whether a method may train more than it was tried with: nothing larger ran out."""
+    def largest(self, mode: str) -> tuple[int, bool]:
+        """The largest batch size that a method trains, 0 for none; whether none larger failed."""
         found = self.points(mode)
-        return found[max(found)] is not None
+        if not found:
+            raise NotRun("no records")
+        return max(self.trained(mode), default=0), found[max(found)] is not None
 
     def larger(self, one: str, other: str, paper: float = math.inf) -> Estimate | Exact:
         """How much larger one method trains a network than another, as measured.
@@ -187,20 +172,19 @@ class Trained:
         It is `unsure` where one might train more, unless it has the paper's ratio already; or where
         the other might train more, unless the first ended below it.
         """
-        first, second = self.largest(one), self.largest(other)
+        (first, open_), (second, open_other) = self.largest(one), self.largest(other)
         if second and not first:
             return Exact(False, f"({first} {LABELS[one]}, {second} {LABELS[other]})")
         if not second:
             raise NotRun(f"{LABELS[other]} trains nothing to compare with")
+        ratio, note = first / second, ""
+        if open_ and ratio < 0.999 * paper:
+            note = f"{first} is the largest that was tried {LABELS[one]}"
+        elif open_other and first >= second:
+            note = f"{second} is the largest that was tried {LABELS[other]}"
         label = f"{self.ran}: {first} {LABELS[one]} over {second} {LABELS[other]}"
-        for mode, size, matters in (
-            (one, first, first / second < 0.999 * paper),
-            (other, second, first >= second),
-        ):
-            if matters and self.end_is_open(mode):
-                note = f"{size} is the largest that was tried {LABELS[mode]}"
-                return replace(unsure(first / second, log=True), label=label, note=note)
-        return replace(deterministic(first / second, log=True), label=label)
+        found = (unsure if note else deterministic)(ratio, log=True)
+        return replace(found, label=label, note=note)
 
 
 def by_batch(records: Iterable[Record]) -> list[Record]:
