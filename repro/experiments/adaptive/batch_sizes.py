@@ -89,8 +89,7 @@ def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> "Figure":
             axis.set_ylim(bottom=0)
             log_ticks(axis.xaxis, (1, 2, 5), "{:,g}")
     legend_below(drawn, 4, names)
-    figure: Figure = drawn
-    return figure
+    return drawn
 
 
 # The numbers behind the claims

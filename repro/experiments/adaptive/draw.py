@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from repro import plots
@@ -21,7 +22,7 @@ Panel = tuple[str, str, str, Mapping[str, Sequence[Record]]]
 
 def by_epoch(
     panels: Sequence[Panel], looks: Mapping[str, Mapping[str, Any]], more: int = 0
-) -> tuple[Any, Any]:
+) -> tuple[Figure, Any]:
     """A figure and its axes, with means over seeds by epoch in the first, and `more` empty ones."""
     columns = len(panels) + more
     figure, axes = plots.new_axes(1, columns, 4.0 * columns, 3.4)

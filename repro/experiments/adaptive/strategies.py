@@ -116,8 +116,7 @@ def curves(
             log_ticks(axis.yaxis, (1, 2, 5), "{:,g}")
     if not more:
         legend_below(drawn, 3)
-    figure: Figure = drawn
-    return figure
+    return drawn
 
 
 def figure(results: Results, task: str) -> "Figure":

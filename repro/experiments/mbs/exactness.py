@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from repro.experiments import judge
 from repro.experiments.design import Chosen, Run
-from repro.experiments.judge import (
-    BySeed,
-    Cases,
-    Estimate,
-    Exact,
-    NotRun,
-    cases,
-    difference,
-    ratio,
-)
+from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.mbs import cells, runs
 from repro.experiments.mbs.cells import WAYS
 from repro.experiments.query import Results
@@ -95,9 +87,9 @@ def same_curves(results: Results) -> Cases:
             for way in ("with", "without")
         )
         if quantity == "loss":
-            found = ratio(with_, without, digits=3)
+            found = judge.ratio(with_, without, digits=3)
         else:
-            found = difference(with_, without, "points")
+            found = judge.difference(with_, without, "points")
         return replace(found, label=f"{cells.ran_as(role, results.records)}, {quantity}")
 
     return cases((f"{r}, {q}" for r in runs.CLASSIFIERS for q in ("accuracy", "loss")), compare)
@@ -222,7 +214,7 @@ def closer(results: Results) -> Cases:
     if diverged and with_:
         return {name: Exact(True, f"{diverged} trainings without normalisation diverged")}
     label = f"{name}: distance without less distance with"
-    return {MEAN_LOSS: replace(difference(without, with_, digits=3), label=label)}
+    return {MEAN_LOSS: replace(judge.difference(without, with_, digits=3), label=label)}
 
 
 NORMALISATION = cells.artefact(

@@ -12,20 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from repro import models
+from repro import training as plain
 from repro.datasets import Ahead, ImageData, Split, TensorLoader, channel_statistics
 from repro.experiments.captured import CapturedStep, low_precision
 from repro.experiments.design import Outcome
 from repro.experiments.mbs.runs import AS_IN_PAPER
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryBudget, MemoryMeter, Timing, comparable_peaks
-from repro.training import (
-    Epoch,
-    Step,
-    evaluate_binary_segmentation,
-    evaluate_classifier,
-    fit,
-    plain_step,
-)
+from repro.training import Epoch, Step, fit
 
 Config = Mapping[str, Any]
 Batch = tuple[Tensor, Tensor]
@@ -123,7 +117,9 @@ class Task:
         size = 128 if self.low else 4 if self.segments and self.device != "cpu" else 16
         options = {"shuffle": False, "device": "cpu", **self._normalised()}
         loader = TensorLoader(*self.samples(self.data.test, count), min(size, count), **options)
-        evaluate = evaluate_binary_segmentation if self.segments else evaluate_classifier
+        evaluate = plain.evaluate_classifier
+        if self.segments:
+            evaluate = plain.evaluate_binary_segmentation
         kind, low = torch.device(self.device).type, self.low
 
         def measure() -> dict[str, float]:
@@ -152,7 +148,7 @@ class Task:
         """Return a training step: streamed by Algorithm 1, or undivided where `micro` is None."""
         updates = optimizer or self.optimizer(model)
         if micro is None and self.low is None:
-            return plain_step(model, self.loss, updates, self.device)
+            return plain.plain_step(model, self.loss, updates, self.device)
         if micro is None:
             return CapturedStep(model, self.loss, updates, self.low, captured=False)
         streamer = self.streamer(model, micro, normalization, autocast=self.low, **options)

@@ -12,11 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointImpl,
-    apply_activation_checkpointing,
-    checkpoint_wrapper,
-)
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as checkpoints
 from torch.nn import functional
 
 from repro.experiments.outofcore.offload import Offload
@@ -62,9 +58,10 @@ def training_step(
         model = Pix2PixHD(**options) if name == "pix2pixhd" else build(name, **options)
     model.train()
     if checkpointing:
-        apply_activation_checkpointing(
+        kind = checkpoints.CheckpointImpl.NO_REENTRANT
+        checkpoints.apply_activation_checkpointing(
             model,
-            partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT),
+            partial(checkpoints.checkpoint_wrapper, checkpoint_impl=kind),
             check_fn=lambda module: type(module).__name__ in _BLOCKS,
         )
     plain = (_gan_step if name == "pix2pixhd" else _step)(model, config, device)
