@@ -110,13 +110,13 @@ def title(records: Sequence[Record], task: str) -> str:
 
 def warnings(results: Results) -> Iterable[str]:
     """Yield the warnings of a caption: stand-ins, generated data, trainings that diverged."""
-    trainings = [record for record in results.records if record.dataset]
+    trainings = [(r.config, r.dataset) for r in results.records if r.dataset]
     measured = [job for r in results.ok("parallel") for job in r.config["jobs"].values()]
-    configs = [*(record.config for record in trainings), *measured]
-    data = [(record.dataset["name"], DATA[record.config["task"]]) for record in trainings]
+    configs = [*(config for config, _ in trainings), *measured]
+    data = [(of["name"], DATA[config["task"]]) for config, of in trainings]
     networks = [(network(config), ROLES[config["task"]]) for config in configs]
     yield from view.stand_ins([*networks, *data])
-    made = {r.dataset["name"]: None for r in trainings if r.dataset["kind"] == "synthetic"}
+    made = {of["name"]: None for _, of in trainings if of["kind"] == "synthetic"}
     if made or measured:
         yield f"SYNTHETIC: {', '.join(made or ['random images'])}."
     # First epochs are drawn nowhere.

@@ -202,6 +202,10 @@ def reach(results: Results) -> Estimate:
     raise NotRun("no records")
 
 
+def _seconds(results: Results, role: str, at: tuple[int, bool]) -> str:
+    return Summary.of(epoch_seconds(results, role).get(at, ())).text()
+
+
 def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
     """A row per model and mini-batch size."""
     for row in PAPER[name]:
@@ -217,9 +221,8 @@ def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
             shown[f"ours, {way} MBS (%)"] = cells.result(records or steps, values)
             shown["n"] = len(values)
             shown[f"paper, {way} MBS (s/epoch)"] = mean_std(row.get(f"time_{way}"))
-            shown[f"ours, {way} MBS (s/epoch)"] = cells.told(
-                lambda role=role, at=at: Summary.of(epoch_seconds(results, role).get(at, ())).text()
-            )
+            seconds = cells.told(partial(_seconds, results, role, at))
+            shown[f"ours, {way} MBS (s/epoch)"] = seconds
         for title, number in (("gain (points)", gain), ("time over undivided", epoch_ratio)):
             shown[f"ours, {title}"] = cells.told(partial(number, results, f"{role}, {size}"))
         yield shown

@@ -52,8 +52,8 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
     """Images/s by the paper's batch sizes: the paper's, simulated, measured here."""
     heads = {b: f"{b} ({b / runs.IN_CORE_BATCH:.2g}×)" for b in runs.TABLE["batches"]}
     for mode, (where, method) in _PAPERS_ROWS.items():
-        rates = {heads[b]: f"{runs.published(mode).get(b, 'x')}" for b in heads}
-        yield {"where": where, "method": method, **rates}
+        paper = {heads[b]: f"{runs.published(mode).get(b, 'x')}" for b in heads}
+        yield {"where": where, "method": method, **paper}
     for at in (Trained(results, where) for where in PLACES):
         place = PLACES[at.where] + f", {at.ran}" * (at.ran != RESNET)
         for mode in METHODS[at.where]:
@@ -174,7 +174,7 @@ OTHERS_OVER_ALONE = dict.fromkeys(runs.OTHERS, math.sqrt(LEAST * MOST))
 def networks_table(results: Results) -> Iterator[dict[str, Any]]:
     """Images/s by network, place and batch size, and the largest batch sizes."""
 
-    def row(network: str, where: str, batch: int | str, cells: Sequence[str]) -> dict[str, Any]:
+    def row(network: str, where: str, batch: int | str, cells: Sequence[Any]) -> dict[str, Any]:
         by_mode = dict(zip((runs.LABELS[mode] for mode in MODES), cells, strict=True))
         return {"network": network, "where": where, "batch": batch, **by_mode}
 

@@ -177,9 +177,8 @@ def literal(trace: Trace, budget_bytes: int, costs: Costs, make: Make) -> Fittin
     low = trace.smallest_budget
     for part in (1.0, 0.9, 0.8, 0.6, 0.4):
         budget = low + int(part * (budget_bytes - low))
-        plans = (
-            outofcore.plan_literally(trace, budget, int(share * budget)) for share in (1.5, 3.0)
-        )
+        windows = (int(share * budget) for share in (1.5, 3.0))
+        plans = (outofcore.plan_literally(trace, budget, window) for window in windows)
         if fitting := costs.fastest_unmapped(plans, make):
             return fitting
     return None

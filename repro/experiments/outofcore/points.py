@@ -245,7 +245,7 @@ class Line(NamedTuple):
     """A curve: the method that it has its colour and mark from, and a key of `_LOOKS`."""
 
     method: str
-    heights: Mapping[float, float]  # by position
+    heights: Mapping[Any, float]  # by position
     label: str
     whose: str = "ours"
     intervals: Mapping[float, Interval] = {}
