@@ -1,6 +1,5 @@
 """How this paper's figures look. Plotting takes a second to import: import this where it draws."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +10,8 @@ from matplotlib.ticker import MaxNLocator
 
 from repro import plots
 from repro.experiments.adaptive.read import title
-from repro.experiments.adaptive.runs import NAMES
 from repro.records import Record
 
-# A colour and a marker for each strategy; the eighth colour would be too pale on white.
-LOOKS = {**plots.styles(NAMES), "noise": {"color": "#56b4e9", "marker": "h"}}
 # A task, a quantity of its trainings, its name with the unit, and the trainings by label.
 Panel = tuple[str, str, str, Mapping[str, Sequence[Record]]]
 
@@ -40,19 +36,16 @@ def by_epoch(
 
 
 def point(
-    axis: Axes, x: float, y: float, strategy: str, interval: Sequence[float] | None = None
+    axis: Axes,
+    x: float,
+    y: float,
+    look: Mapping[str, Any],
+    interval: Sequence[float] | None = None,
 ) -> None:
     """Draw a value: of the paper hollow, ours solid with its interval, NaN where it has none."""
-    look: dict[str, Any] = {**LOOKS[strategy], "ls": "none", "ms": 8, "zorder": 5}
+    own = {**look, "ls": "none", "ms": 8}
     if interval is None:
-        axis.plot([x], [y], mfc="none", mew=1.8, **look)
-        return
-    if not math.isnan(interval[0]):
-        axis.plot([x, x], interval, "-", color=look["color"], lw=1.8, zorder=4)
-    axis.plot([x], [y], mec="white", mew=0.6, **look)
-
-
-def legend_points(axis: Axes, ours: str) -> None:
-    """Name hollow and solid points in the legend."""
-    axis.plot([], [], **{**plots.HOLLOW, "ls": "none", "label": "paper"})
-    axis.plot([], [], "o-", color="#48536a", label=ours)
+        axis.plot([x], [y], mfc="none", mew=1.8, **own)
+    else:
+        axis.plot([x, x], interval, "-", color=look["color"], lw=1.8)
+        axis.plot([x], [y], mec="white", mew=0.6, **own)

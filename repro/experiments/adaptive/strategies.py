@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 # The proposed method with K found, with the paper's K, and with a decay where the cost saturates.
 PROPOSED = ("theta", GIVEN, DECAY)
 LAYERWISE = [f"{name}{by}" for by in ("", "_LARS", "_LAMB") for name in ("linear", "theta")]
-LINES = {"": "-", "LARS": "--", "LAMB": ":"}
 
 
 def name_of(strategy: str) -> str:
@@ -95,25 +94,17 @@ def curves(
     quantities: Mapping[str, str],
     more: int = 0,
 ) -> "Figure":
-    """Draw quantities by epoch, a colour for each strategy and a line for each optimizer.
-
-    θ has a logarithmic axis; `more` panels are left empty.
-    """
+    """Draw quantities by epoch, a colour for each strategy; `more` panels are left empty."""
     from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, log_ticks
+    from repro.plots import legend_below, log_ticks, styles
 
-    trained = {name: read.trained(results, task, name) for name in strategies}
-    shown = {name_of(name): records for name, records in trained.items() if records}
-    looks = {}
-    for strategy in trained:
-        name, _, optimizer = strategy.partition("_")
-        looks[name_of(strategy)] = {**draw.LOOKS[name], "ls": LINES[optimizer]}
+    trained = {name_of(name): read.trained(results, task, name) for name in strategies}
+    shown = {name: records for name, records in trained.items() if records}
     panels = [(task, name, label, shown) for name, label in quantities.items()]
-    drawn, axes = draw.by_epoch(panels, looks, more)
-    for axis, name in zip(axes, quantities, strict=False):
-        if name == "theta":
-            axis.set_yscale("log")
-            log_ticks(axis.yaxis, (1, 2, 5), "{:,g}")
+    drawn, axes = draw.by_epoch(panels, styles(trained), more)
+    if "theta" in quantities:
+        axes[0].set_yscale("log")
+        log_ticks(axes[0].yaxis, (1, 2, 5), "{:,g}")
     if not more:
         legend_below(drawn, 3)
     return drawn
@@ -123,23 +114,23 @@ def figure(results: Results, task: str) -> "Figure":
     """Draw trainings by epoch, and final metrics by updates, the paper's by its own schedules."""
     from repro.adaptive import updates
     from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, log_ticks
+    from repro.plots import HOLLOW, legend_below, log_ticks, styles
 
     name = runs.METRIC[task]
     quantities = {"train_cost": "training loss"} if task == CIFAR else {}
     quantities |= {name: f"validation {read.HEADING[task]}"}
     drawn = curves(results, task, NAMES, quantities, more=2)
     *_, paper, here = drawn.axes
-    for strategy in NAMES:
+    for strategy, look in zip(NAMES, styles(NAMES).values(), strict=True):
         if strategy not in PROPOSED[1:] and (value := reported_of(task, strategy).get("value")):
             count = updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
-            draw.point(paper, count, value, strategy)
+            draw.point(paper, count, value, look)
         records = read.trained(results, task, strategy)
         if records and not read.diverged(results, task, strategy):
             end = judge.mean_of(read.final(results, records, name), trials="seeds")
             made = float(np.mean(read.updates_of(records)))
-            draw.point(here, made, end.mean, strategy, end.interval())
-    draw.legend_points(here, "ours, mean with 95 % interval")
+            draw.point(here, made, end.mean, look, end.interval())
+    here.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
     ours = drawn.axes[0].get_title()
     for axis, title in ((paper, f"paper: {read.ROLES[task]}, {read.DATA[task]}"), (here, ours)):
         axis.set_xscale("log")

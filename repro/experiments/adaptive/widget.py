@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from repro.adaptive import Step, ThetaController, updates
 from repro.experiments.adaptive import projection
-from repro.experiments.adaptive.draw import LOOKS
 from repro.experiments.adaptive.runs import NAMES, PAPER, consecutive, paper_schedule
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.query import Results
@@ -88,10 +87,8 @@ def draw(task: str, curve: Sequence[float], steps: Sequence[Step]) -> Figure:
     schedules = {"theta": consecutive(step.batch_size for step in steps)}
     schedules |= {name: paper_schedule(task, name) for name in ("best", "scheduled")}
     for strategy, schedule in schedules.items():
-        sizes = [size for size, count in schedule for _ in range(count)]
-        sizes = (sizes + sizes[-1:] * len(steps))[: len(steps)]
-        colour = LOOKS[strategy]["color"]
-        batches.step(epochs, sizes, where="mid", label=NAMES[strategy], color=colour)
+        sizes = [size for size, count in schedule for _ in range(count)][: len(steps)]
+        batches.step(range(1, len(sizes) + 1), sizes, where="mid", label=NAMES[strategy])
     theta.set(ylim=(0, 1.08), ylabel="θ (its peak is 1)", xlim=(0, min(len(steps), 200)))
     batches.set_yscale("log", base=2)
     batches.yaxis.set_major_formatter("{x:g}")

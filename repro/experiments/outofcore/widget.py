@@ -104,13 +104,10 @@ def draw(shown: Iteration, budget: int, result: Simulation) -> Figure:
     title = panel(shown.role, ran, f"simulated, V100, batch {shown.batch}")
     memory.set_title(title, fontsize=9)
     memory.set(ylabel="device memory (GiB)", ylim=(0, 1.08 * shown.limits[1] / GIB))
-    copies = {
-        kind: [(t.start_s, t.end_s - t.start_s) for t in result.transfers if t.kind is kind]
-        for kind in (Kind.SWAP_OUT, Kind.SWAP_IN)
-    }
-    bars = [*copies.values(), list(zip(starts, ends - starts, strict=True))]
-    for lane, (own, colour) in enumerate(zip(bars, ("#6b7486", "#6b7486", "#0173b2"), strict=True)):
-        lanes.broken_barh(own, (lane - 0.38, 0.76), color=colour)
+    lanes.broken_barh(list(zip(starts, ends - starts, strict=True)), (1.62, 0.76))
+    for lane, kind in enumerate((Kind.SWAP_OUT, Kind.SWAP_IN)):
+        bars = [(t.start_s, t.end_s - t.start_s) for t in result.transfers if t.kind is kind]
+        lanes.broken_barh(bars, (lane - 0.38, 0.76), color="#6b7486")
     lanes.set_yticks(range(3), ["copied to the host", "copied to the device", "compute"])
     lanes.set(xlabel="time of one iteration (s)", xlim=memory.get_xlim())
     lanes.grid(axis="y", visible=False)
