@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def _best(task: str) -> int:
@@ -71,7 +68,7 @@ def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
             }
 
 
-def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> "Figure":
+def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> Any:
     """Draw quantities by epoch, each by (task, name, label), with a line for each batch size."""
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, log_ticks, styles

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from repro.experiments.adaptive.runs import AVERAGING, CIFAR, DIV2K, NAMES, PAPE
 from repro.experiments.design import Artefact
 from repro.experiments.judge import Case, Cases, Estimate, NotRun, paired_ratio
 from repro.experiments.query import Results, of_processes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PARTS = ("computation", "blocked", "communication")
 Measurement = Mapping[str, Any]  # of a task: its steps, messages, bytes and buckets
@@ -113,7 +110,7 @@ def steps_table(results: Results) -> Iterator[dict[str, Any]]:
             }
 
 
-def figure9(results: Results) -> "Figure":
+def figure9(results: Results) -> Any:
     """Draw where the time of measured steps goes, at the largest batch size of each task."""
     from repro.plots import legend_below, new_axes, styles
 

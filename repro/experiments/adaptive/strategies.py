@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # The proposed method with K found, with the paper's K, and with a decay where the cost saturates.
 PROPOSED = ("theta", GIVEN, DECAY)
@@ -93,7 +90,7 @@ def curves(
     strategies: Iterable[str],
     quantities: Mapping[str, str],
     more: int = 0,
-) -> "Figure":
+) -> Any:
     """Draw quantities by epoch, a colour for each strategy; `more` panels are left empty."""
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, log_ticks, styles
@@ -110,7 +107,7 @@ def curves(
     return drawn
 
 
-def figure(results: Results, task: str) -> "Figure":
+def figure(results: Results, task: str) -> Any:
     """Draw trainings by epoch, and final metrics by updates, the paper's by its own schedules."""
     from repro.adaptive import updates
     from repro.experiments.adaptive import draw

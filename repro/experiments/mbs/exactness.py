@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,14 +21,11 @@ from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import mean_std
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 CURVES = {"training loss": "train_loss", "test accuracy (%)": "accuracy"}
 Trained = Mapping[str, Sequence[Mapping[str, Any]]]  # by label, the metrics of each seed
 
 
-def _draw(panels: Mapping[str, Trained]) -> "Figure":
+def _draw(panels: Mapping[str, Trained]) -> Any:
     """Draw training loss and accuracy per epoch."""
     from repro import plots
 
@@ -64,7 +61,7 @@ def _ran(results: Results, role: str, way: str) -> list[Record]:
     return [record for record in cells.initial(results, role, way) if record.status == "ok"]
 
 
-def figure3(results: Results) -> "Figure":
+def figure3(results: Results) -> Any:
     """Training loss and accuracy per epoch, without and with MBS."""
     return _draw(
         {
@@ -136,7 +133,7 @@ def paired_table(results: Results) -> Iterator[dict[str, Any]]:
         }
 
 
-def paired_figure(results: Results) -> "Figure":
+def paired_figure(results: Results) -> Any:
     """Training loss and accuracy of paired trainings, with BatchNorm and without."""
     pairs = {norm: results.ok("twins", norm=norm, dtype="float32") for norm in ("batch", "group")}
     return _draw(
@@ -185,7 +182,7 @@ def gradient_table(results: Results) -> Iterator[dict[str, Any]]:
                 }
 
 
-def trainings_figure(results: Results) -> "Figure":
+def trainings_figure(results: Results) -> Any:
     """Loss and accuracy by epoch, by normalisation."""
     trained = {
         name: [r.metrics for r in results.ok("normalised", normalization=way)]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +17,6 @@ from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PAPER, ROLES, paper
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
 from repro.report import Summary, mean_std
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from repro.plots import Bounds
 
 MIB = 2**20
 ROLES_1 = ("ResNet-50", "U-Net")  # of Table 1
@@ -228,7 +223,7 @@ def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
         yield shown
 
 
-def figure_4_5(results: Results, name: str) -> "Figure":
+def figure_4_5(results: Results, name: str) -> Any:
     """Gain and time over the undivided initial mini-batch, the paper's and ours."""
     from repro import plots
 
@@ -253,9 +248,7 @@ def figure_4_5(results: Results, name: str) -> "Figure":
     return plots.against_mini_batch(panels, refused, neutral, style["with MBS"])
 
 
-def _bounds(
-    estimate: Callable[[str], Estimate], role: str, sizes: Iterable[int]
-) -> "Iterator[Bounds]":
+def _bounds(estimate: Callable[[str], Estimate], role: str, sizes: Iterable[int]) -> Iterator[Any]:
     """Yield the sizes that were run, each with an estimate and its 95 % interval."""
     for case in cases((f"{role}, {size}" for size in sizes), estimate).items():
         if isinstance(ours := case[1], Estimate):

@@ -3,16 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.experiments.judge import Cases, Estimate, NotRun, mean_of, paired_ratio
 from repro.experiments.mbs.cells import artefact, marks, ran_as, told, whose
 from repro.experiments.mbs.runs import FILES_ROLE, READINGS, file_epochs, paper_rows, timeline
 from repro.experiments.query import Results
 from repro.report import Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Spans = Sequence[Sequence[Any]]  # kind, micro-batch, start, end in seconds
 
@@ -43,7 +40,7 @@ def stages(results: Results) -> Iterator[dict[str, Any]]:
         yield {"stage": stage, "n": len(ms), "each (ms)": Summary.of(ms).text()}
 
 
-def figure2(results: Results) -> "Figure":
+def figure2(results: Results) -> Any:
     """A measured timeline."""
     from repro import plots
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.experiments import judge
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
@@ -14,9 +14,6 @@ from repro.experiments.outofcore import points, runs
 from repro.experiments.outofcore.points import PLACES, Line, Panel, Point, Trained, artefact, draw
 from repro.experiments.outofcore.runs import CHUNKS, IN_CORE, MODES, RESNET, SCHEDULE, SIMULATED
 from repro.experiments.query import Results
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 METHODS = {
     SIMULATED: (IN_CORE, "lms", *runs.TO_THE_LETTER, SCHEDULE, CHUNKS, *runs.PACKED_MODES, "bound"),
@@ -62,7 +59,7 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
                 yield {"where": place, "method": runs.LABELS[mode], **rates}
 
 
-def figure(results: Results) -> "Figure":
+def figure(results: Results) -> Any:
     """Draw how far each method trains, and at which share of the speed in core."""
 
     def panel(title: str, where: str, methods: tuple[str, ...], papers: tuple[str, ...]) -> Panel:
@@ -191,7 +188,7 @@ def networks_table(results: Results) -> Iterator[dict[str, Any]]:
             yield row(points.ran([record], role), PLACES[SIMULATED], "largest", sizes)
 
 
-def networks_figure(results: Results) -> "Figure":
+def networks_figure(results: Results) -> Any:
     """Draw throughput, simulated above measured."""
 
     def rate(point: Point) -> tuple[float, points.Interval | None]:

@@ -4,15 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, deterministic
 from repro.experiments.outofcore import points, runs
 from repro.experiments.outofcore.points import PLACES, Line, Panel, Point, Trained, artefact
 from repro.experiments.query import Results
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def table(results: Results, roles: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -31,7 +28,7 @@ def table(results: Results, roles: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def figure(results: Results, roles: Sequence[str]) -> "Figure":
+def figure(results: Results, roles: Sequence[str]) -> Any:
     """Draw budgets and the memory that allocators take, simulated above measured."""
     panels = []
     for where, role in product(PLACES, roles):

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.runs import IN_CORE, LABELS, MEASURED, RESNET, SIMULATED
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PLACES = {SIMULATED: "simulated, V100", MEASURED: "measured here"}
 NO_LINK = "needs a GPU: a CPU swaps to its own memory, over no link"
@@ -275,7 +272,7 @@ def line_of(
 
 def draw(
     panels: Sequence[Panel], columns: int, xlabel: str = "batch size", top: float | None = None
-) -> "Figure":
+) -> Any:
     """Draw panels in rows, logarithmic in the batch size; `top` ends all vertical axes."""
     from repro import plots
 

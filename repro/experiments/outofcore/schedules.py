@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.experiments.design import claims_of
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, ratio
@@ -11,9 +11,6 @@ from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.points import Point, artefact, inverse, point_of, ran
 from repro.experiments.outofcore.runs import BY_SCHEDULE, RESNET, SCHEDULES, gib
 from repro.experiments.query import Results, one_machine
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OURS, LITERAL, LMS, VDNN, ON_DEMAND = SCHEDULES
 
@@ -74,7 +71,7 @@ CLAIMS = {
 }
 
 
-def figure(results: Results) -> "Figure":
+def figure(results: Results) -> Any:
     """Draw the speed of the paper's schedule over that of others, and of ours over the paper's."""
     from repro.plots import effects
 
