@@ -79,10 +79,8 @@ class Task:
         targets = split.masks if self.segments else split.labels
         assert targets is not None, f"{self.config['role']} needs another dataset"
         count, some = count or len(split), Split(split.images, targets)
-        if count < len(split):
-            some = some.evenly(count)
-        else:
-            some = some.chosen(torch.arange(count) % len(split))
+        fewer = count < len(split)
+        some = some.evenly(count) if fewer else some.chosen(torch.arange(count) % len(split))
         assert some.labels is not None
         return some.images.expand(-1, 3, -1, -1), some.labels
 
@@ -240,15 +238,9 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
         raise FloatingPointError(f"training diverged: the losses of the epochs are {losses}")
     metric = "iou" if task.segments else "accuracy"
     curves = {name: [e.metrics[name] for e in history] for name in history[0].metrics}
-    metrics = {
-        "best": max(curves[metric]),
-        "metric": metric,
-        "train_loss": losses,
-        **curves,
-        "limit_bytes": limit,
-        "limit_simulated": limit is not None,
-        "steps_per_epoch": len(loader),
-    }
+    metrics = {"best": max(curves[metric]), "metric": metric, "train_loss": losses, **curves}
+    metrics |= {"limit_bytes": limit, "limit_simulated": limit is not None}
+    metrics["steps_per_epoch"] = len(loader)
     return _outcome(metrics, history, watched.peak_reserved_bytes if watched else None)
 
 
@@ -262,8 +254,8 @@ def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outco
     history = task.history(task.epoch_loader(seed), model, step)
     finite = [e.train_loss if math.isfinite(e.train_loss) else None for e in history]
     accuracy = [epoch.metrics["accuracy"] for epoch in history]
-    metrics = {"train_loss": finite, "accuracy": accuracy}
-    metrics |= {"best": max(accuracy), "diverged": None in finite}
+    metrics = {"train_loss": finite, "accuracy": accuracy, "best": max(accuracy)}
+    metrics["diverged"] = None in finite
     return _outcome(metrics, history)
 
 
@@ -324,16 +316,16 @@ def paired_training(config: Config, seed: int, data: ImageData, device: str) -> 
     if config["dtype"] == "float64":
         start.double().register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
     metrics: dict[str, Any] = {"train_loss": {}, "accuracy": {}, "best": {}}
-    passed: dict[str, list[Tensor]] = {}
-    for way, micro in (("without", None), ("with", config["micro_batch"])):
-        model, weights = copy.deepcopy(start), passed.setdefault(way, [])
-        step = task.step(model, micro)
+    passed: dict[str, list[Tensor]] = {"without": [], "with": []}
+    for way, weights in passed.items():
+        model = copy.deepcopy(start)
+        step = task.step(model, config["micro_batch"] if way == "with" else None)
         options = {"on_epoch": lambda _, m=model, kept=weights: kept.append(_weights(m))}
         history = task.history(task.epoch_loader(seed), model, step, **options)
         metrics["train_loss"][way] = [epoch.train_loss for epoch in history]
         metrics["accuracy"][way] = [epoch.metrics["accuracy"] for epoch in history]
         metrics["best"][way] = max(metrics["accuracy"][way])
-    first, pairs = _weights(start), zip(passed["without"], passed["with"], strict=True)
+    first, pairs = _weights(start), zip(*passed.values(), strict=True)
     metrics["apart"] = [float((other - own).norm() / (own - first).norm()) for own, other in pairs]
     return Outcome(metrics)
 
