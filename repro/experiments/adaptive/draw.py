@@ -1,6 +1,6 @@
 """How this paper's figures look. Plotting takes a second to import: import this where it draws."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from repro import plots
 from repro.experiments.adaptive.read import title
+from repro.experiments.adaptive.runs import NAMES
 from repro.records import Record
 
 # A task, a quantity of its trainings, its name with the unit, and the trainings by label.
@@ -33,6 +34,11 @@ def by_epoch(
         axis.set(xlabel="epoch", ylabel=ylabel)
         axis.set_title(title(next(iter(curves.values()), []), task), fontsize=9)
     return figure, axes[0]
+
+
+def looks(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """A colour and a marker for each strategy; the eighth colour would be too pale on white."""
+    return {**plots.styles(names), NAMES["noise"]: {"color": "#56b4e9", "marker": "h"}}
 
 
 def point(

@@ -93,12 +93,12 @@ def curves(
 ) -> Any:
     """Draw quantities by epoch, a colour for each strategy; `more` panels are left empty."""
     from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, log_ticks, styles
+    from repro.plots import legend_below, log_ticks
 
     trained = {name_of(name): read.trained(results, task, name) for name in strategies}
     shown = {name: records for name, records in trained.items() if records}
     panels = [(task, name, label, shown) for name, label in quantities.items()]
-    drawn, axes = draw.by_epoch(panels, styles(trained), more)
+    drawn, axes = draw.by_epoch(panels, draw.looks(trained), more)
     if "theta" in quantities:
         axes[0].set_yscale("log")
         log_ticks(axes[0].yaxis, (1, 2, 5), "{:,g}")
@@ -111,30 +111,30 @@ def figure(results: Results, task: str) -> Any:
     """Draw trainings by epoch, and final metrics by updates, the paper's by its own schedules."""
     from repro.adaptive import updates
     from repro.experiments.adaptive import draw
-    from repro.plots import HOLLOW, legend_below, log_ticks, styles
+    from repro.plots import HOLLOW, legend_below, log_ticks
 
     name = runs.METRIC[task]
     quantities = {"train_cost": "training loss"} if task == CIFAR else {}
     quantities |= {name: f"validation {read.HEADING[task]}"}
-    drawn = curves(results, task, NAMES, quantities, more=2)
-    *_, paper, here = drawn.axes
-    for strategy, look in zip(NAMES, styles(NAMES).values(), strict=True):
+    drawn = curves(results, task, NAMES, quantities, more=1)
+    axis = drawn.axes[-1]
+    looks = draw.looks(NAMES.values())
+    for strategy, label in NAMES.items():
+        look = looks[label]
         if strategy not in PROPOSED[1:] and (value := reported_of(task, strategy).get("value")):
             count = updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
-            draw.point(paper, count, value, look)
+            draw.point(axis, count, value, look)
         records = read.trained(results, task, strategy)
         if records and not read.diverged(results, task, strategy):
             end = judge.mean_of(read.final(results, records, name), trials="seeds")
             made = float(np.mean(read.updates_of(records)))
-            draw.point(here, made, end.mean, look, end.interval())
-    here.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
-    ours = drawn.axes[0].get_title()
-    for axis, title in ((paper, f"paper: {read.ROLES[task]}, {read.DATA[task]}"), (here, ours)):
-        axis.set_xscale("log")
-        log_ticks(axis.xaxis, (1, 2, 5), "{:,g}")
-        axis.margins(x=0.12, y=0.14)
-        axis.set_title(title, fontsize=9)
-        axis.set(xlabel="updates in the whole training", ylabel=f"final {read.HEADING[task]}")
+            draw.point(axis, made, end.mean, look, end.interval())
+    axis.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
+    axis.set_xscale("log")
+    log_ticks(axis.xaxis, (1, 3), "{:,g}")
+    title = f"{drawn.axes[0].get_title()}\npaper: {read.ROLES[task]}, {read.DATA[task]}"
+    axis.set_title(title, fontsize=9)
+    axis.set(xlabel="updates in the whole training", ylabel=f"final {read.HEADING[task]}")
     legend_below(drawn, 4)
     return drawn
 

@@ -61,28 +61,24 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
 
 def figure(results: Results) -> Any:
     """Draw how far each method trains, and at which share of the speed in core."""
-
-    def panel(title: str, where: str, methods: tuple[str, ...], papers: tuple[str, ...]) -> Panel:
+    panels = []
+    for where, methods in (
+        (SIMULATED, (*MODES, "lms", runs.FITTED, "bound")),
+        (runs.MEASURED, (*MODES, runs.TO_THE_LETTER[0], *runs.PEERS)),
+    ):
         at, lines = Trained(results, where), []
-        with suppress(NotRun):  # of several machines nothing compares
-            lines = [
-                points.line_of(at, method, lambda p: points.inverse(at.slowdown(p)), at.base or 1)
-                for method in methods
-            ]
-        for method in papers:
-            best = max(runs.published("lms_in_core" if method == "lms" else IN_CORE).values())
-            shares = {
-                b / runs.IN_CORE_BATCH: rate / best for b, rate in runs.published(method).items()
-            }
-            lines.append(Line(method, shares, "paper", "paper"))
-        return Panel(title + at.title, lines, "images/s over the\nlargest in core")
 
-    panels = [
-        panel("", SIMULATED, (*MODES, "bound"), MODES),
-        panel("LMS (paper: P100) and our best\n", SIMULATED, ("lms", runs.FITTED), ("lms",)),
-        panel("", runs.MEASURED, (*MODES, runs.TO_THE_LETTER[0], *runs.PEERS), ()),
-    ]
-    return draw(panels, 3, "batch size over the largest in core", 1.2)
+        def share(point: Point, at: Trained = at) -> tuple[float, points.Interval | None]:
+            return points.inverse(at.slowdown(point))
+
+        with suppress(NotRun):  # of several machines nothing compares
+            lines = [points.line_of(at, mode, share, at.base or 1) for mode in methods]
+        for method in MODES if at.simulated else ():
+            rates = {b / runs.IN_CORE_BATCH: rate for b, rate in runs.published(method).items()}
+            shares = {b: rate / max(runs.published(IN_CORE).values()) for b, rate in rates.items()}
+            lines.append(Line(method, shares, "paper", "paper"))
+        panels.append(Panel(at.title, lines, "images/s over the\nlargest in core"))
+    return draw(panels, 2, "batch size over the largest in core", 1.2)
 
 
 def larger(results: Results, mode: str, than: str, paper: Mapping[str, float]) -> Cases:

@@ -5,10 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from repro.experiments.design import claims_of
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, ratio
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.points import Point, artefact, inverse, point_of, ran
+from repro.experiments.outofcore.points import Point, artefact, point_of, ran
 from repro.experiments.outofcore.runs import BY_SCHEDULE, RESNET, SCHEDULES, gib
 from repro.experiments.query import Results, one_machine
 
@@ -71,20 +70,4 @@ CLAIMS = {
 }
 
 
-def figure(results: Results) -> Any:
-    """Draw the speed of the paper's schedule over that of others, and of ours over the paper's."""
-    from repro.plots import effects
-
-    rows: list[Any] = []
-    for key, numbers in CLAIMS.items():
-        for other, gap in numbers(results).items():
-            label = f"{SCHEDULES[numbers.keywords['one']]},\nover {SCHEDULES[other]}"
-            paper = claims_of("outofcore")["schedules"][key].effect
-            ours = (
-                inverse(replace(gap, mean=-gap.mean)) if isinstance(gap, Estimate) else (None,) * 2
-            )
-            rows.append((label, paper, *ours))
-    return effects(rows, "images/s of a schedule over another's, measured")
-
-
-SCHEDULES_RUN = artefact("schedules", plan=runs.schedules, rows=table, draw=figure, claims=CLAIMS)
+SCHEDULES_RUN = artefact("schedules", plan=runs.schedules, rows=table, claims=CLAIMS)
