@@ -16,7 +16,7 @@ from repro.experiments.mbs import cells, runs
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PAPER, ROLES, paper_rows
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
-from repro.report import Summary, mean_std
+from repro.report import mean_std
 
 MIB = 2**20
 ROLES_1 = ("ResNet-50", "U-Net")  # of Table 1
@@ -197,30 +197,26 @@ def reach(results: Results) -> Estimate:
     raise NotRun("no records")
 
 
-def _seconds(results: Results, role: str, at: tuple[int, bool]) -> str:
-    return Summary.of(epoch_seconds(results, role).get(at, ())).text()
-
-
 def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
     """A row per model and mini-batch size."""
     for row in PAPER[name]:
         role, size = row["model"], row["mini_batch"]
-        shown = {"model": cells.ran_as(role, results.records), "mini-batch": size}
+        shown = {"model": role, "mini-batch": size}
         shown["μ-batch"] = row["micro_batch"]
         for way, micro in (("without", None), ("with", row["micro_batch"])):
             records = cells.trainings(results, role, size, way == "with")
-            values, at = cells.best(results, records), (size, way == "with")
+            values = cells.best(results, records)
             # On a card perhaps a step alone was tried.
             steps = results.select("step", role=role, mini_batch=size, micro_batch=micro)
-            shown[f"paper, {way} MBS (%)"] = mean_std(row.get(way))
-            shown[f"ours, {way} MBS (%)"] = cells.result(records or steps, values)
-            shown["n"] = len(values)
-            shown[f"paper, {way} MBS (s/epoch)"] = mean_std(row.get(f"time_{way}"))
-            seconds = cells.told(partial(_seconds, results, role, at))
-            shown[f"ours, {way} MBS (s/epoch)"] = seconds
-        for title, number in (("gain (points)", gain), ("time over undivided", epoch_ratio)):
-            shown[f"ours, {title}"] = cells.told(partial(number, results, f"{role}, {size}"))
-        yield shown
+            shown[f"paper {way} (%)"] = mean_std(row.get(way))
+            shown[f"ours {way} (%)"] = cells.result(records or steps, values)
+        undivided, case = paper_rows(role)[0]["time_without"][0], f"{role}, {size}"
+        yield shown | {
+            "ours, gain (points)": cells.told(partial(gain, results, case)),
+            "paper, time": f"×{row['time_with'][0] / undivided:.3f}",
+            "ours, time": cells.told(partial(epoch_ratio, results, case)),
+            "n": len(values),
+        }
 
 
 def figure_4_5(results: Results, name: str) -> Any:
