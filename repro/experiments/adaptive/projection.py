@@ -48,12 +48,16 @@ def fitted_to_paper(
     return ScalingModel.fit_speedups(points, PAPER[task]["samples"], bounds)
 
 
+def speedups(model: "ScalingModel", task: str, strategy: str) -> dict[int, float]:
+    """A strategy's modelled speed-ups by nodes, for the paper's schedule."""
+    schedule, samples = paper_schedule(task, strategy), PAPER[task]["samples"]
+    return {n: model.speedup(schedule, samples, n) for n in nodes_of(task, strategy)}
+
+
 def held_out(task: str, strategy: str) -> list[dict[int, float]]:
     """A strategy's speed-ups by the other two's, without and with section VI-B's cost of a step."""
     models = [fitted_to_paper(task, strategy, cost) for cost in (0.0, overhead())]
-    schedule, samples = paper_schedule(task, strategy), PAPER[task]["samples"]
-    nodes = nodes_of(task, strategy)
-    return [{n: model.speedup(schedule, samples, n) for n in nodes} for model in models]
+    return [speedups(model, task, strategy) for model in models]
 
 
 def breakdown() -> "dict[int, StepCost]":

@@ -75,6 +75,47 @@ def table(results: Results, task: str) -> Iterator[dict[str, Any]]:
         }
 
 
+def figure(results: Results, task: str) -> Any:
+    """Draw speed-ups by nodes: a band comes from the other two strategies alone."""
+    from repro.experiments.adaptive import draw
+    from repro.plots import HOLLOW, INK, legend_below, new_axes
+
+    measurement = measured(results).get(task)
+    drawn, axes = new_axes(1, 1, 7, 4)
+    axis, fit, looks = axes[0, 0], projection.fitted_to_paper(task), draw.looks(NAMES.values())
+    for number, strategy in enumerate(projection.SCALED):
+        look, (at, value) = looks[NAMES[strategy]], PAPER[task]["speedups"][strategy]
+        fitted, colour = projection.speedups(fit, task, strategy), look["color"]
+        low, high = np.sort([[*own.values()] for own in projection.held_out(task, strategy)], 0)
+        # As wide as a line at least, where both say the same.
+        axis.fill_between([*fitted], low / 1.03, high * 1.03, color=colour, alpha=0.25, lw=0)
+        axis.plot([*fitted], [*fitted.values()], "--", color=colour, label=NAMES[strategy])
+        if at:
+            draw.point(axis, at, value, look)
+        else:
+            axis.axhline(value, ls="-.", color=colour, label=f"paper: {value}, nodes not given")
+        if measurement:
+            gap = pace(measurement, task, strategy)
+            interval = np.exp(gap.interval()).tolist()
+            draw.point(axis, 2 * 1.05 ** (number - 1), math.exp(gap.mean), look, interval)
+    axis.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
+    band = "predicted from the other two (held out)"
+    axis.fill_between([], [], [], color=INK, alpha=0.25, lw=0, label=band)
+    title = f"paper: {read.ROLES[task]}, {read.DATA[task]}, its cluster SIMULATED"
+    if measurement:
+        axis.plot([], [], "o-", color=INK, label="ours, two processes (95 % interval)")
+        title += f"\n{panel(results, task)}"
+    axis.set_title(title, fontsize=9)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.set_xticks(projection.NODES)
+    for own in (axis.xaxis, axis.yaxis):
+        own.set_major_formatter("{x:g}")
+    axis.set(xlabel="nodes", ylabel="speed-up over 1 node, or 1 process")
+    legend_below(drawn, 2)
+    return drawn
+
+
 def speedup(results: Results, task: str) -> Cases:
     """The nodes that the paper's speed-up of each strategy takes: no cluster was at hand."""
     paper = PAPER[task]["speedups"]
@@ -87,6 +128,7 @@ def _artefact(name: str, task: str) -> Artefact:
         name,
         plan=runs.parallel,
         rows=partial(table, task=task),
+        draw=partial(figure, task=task),
         claims={"speedup": partial(speedup, task=task)},
     )
 
@@ -178,6 +220,15 @@ def steps_predicted(results: Results) -> Cases:
     return found
 
 
+def same_weights(results: Results) -> tuple[bool, str]:
+    """Compare weights after batches that grow, by all three ways of averaging."""
+    results.need("parallel")
+    launches = [record.metrics["tasks"] for record in results.ok("parallel")]
+    largest = {task: max(own[task]["difference"] for own in launches) for task in launches[0]}
+    said = "; ".join(f"{task}: largest difference {value:.1g}" for task, value in largest.items())
+    return all(value <= 1e-6 for value in largest.values()), said
+
+
 FIGURE9 = read.artefact(
     "figure9",
     plan=runs.parallel,
@@ -188,6 +239,7 @@ FIGURE9 = read.artefact(
         "all_to_all_faster": all_to_all_faster,
         "steps_predicted": steps_predicted,
     },
+    checks={"same_weights": same_weights},
 )
 
 # Figure 9 on the modelled cluster of the paper.

@@ -1,9 +1,10 @@
 """Cells of trainings with their estimates, and the names of what ran in the paper's place."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from repro.experiments import design
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference
@@ -67,6 +68,20 @@ def told(number: Callable[[], object]) -> str | None:
     except NotRun:
         return None
     return str(replace(found, unit="") if isinstance(found, Estimate) else found)
+
+
+def check(
+    parts: Callable[..., Iterator[tuple[bool, str]]], **options: Any
+) -> Callable[[Results], tuple[bool, str]]:
+    """Make a check of a function that yields, of each part, whether it holds and its numbers."""
+
+    def joined(results: Results) -> tuple[bool, str]:
+        found = list(parts(results, **options))
+        if not found:
+            raise NotRun("no records")
+        return all(holds for holds, _ in found), "; ".join(text for _, text in found)
+
+    return joined
 
 
 def result(records: Sequence[Record], values: Sequence[float]) -> str:

@@ -156,6 +156,7 @@ BATCHNORM = cells.artefact(
 )
 
 
+SAME = 1e-9  # of a gradient in float64; rounding leaves some 1e-15
 MEAN_LOSS = "ResNet-50"  # U-Net's Dice is no mean over samples
 NORMALISED = {
     None: "whole mini-batch",
@@ -180,6 +181,15 @@ def gradient_table(results: Results) -> Iterator[dict[str, Any]]:
                     "ours: error": f"{row['error']:.1e}",
                     "length over the whole one's": f"{row['length']:.2f}",
                 }
+
+
+def same_gradient(results: Results) -> Iterator[tuple[bool, str]]:
+    """Whether Algorithm 1's is the whole mini-batch's, by network and division."""
+    for row in gradient_table(results):
+        if row["paper: error"]:
+            division = row["mini-batch in micro-batches"]
+            said = f"{row['model']}, {division}: error {row['ours: error']}"
+            yield float(row["ours: error"]) < SAME, said
 
 
 def trainings_figure(results: Results) -> Any:
@@ -220,4 +230,5 @@ NORMALISATION = cells.artefact(
     rows=gradient_table,
     draw=trainings_figure,
     claims={"closer": closer},
+    checks={"same_gradient": cells.check(same_gradient)},
 )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -16,7 +17,7 @@ from repro.experiments.mbs import cells, runs
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PAPER, ROLES, paper_rows
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
-from repro.report import mean_std
+from repro.report import Summary, mean_std
 
 MIB = 2**20
 ROLES_1 = ("ResNet-50", "U-Net")  # of Table 1
@@ -73,7 +74,7 @@ def table2(results: Results) -> Iterator[dict[str, Any]]:
     for role in ROLES:
         measured, foretold = (results.first(name, role=role) for name in ("size", "foretell"))
         found = measured.metrics if measured else {}
-        limit = found.get("limit_bytes")
+        limit, error = found.get("limit_bytes"), found.get("auto_prediction_error")
         yield {
             "model": cells.ran_as(role, results.records),
             "limit (MiB)": f"{limit / MIB:,.1f}" if limit else None,
@@ -82,11 +83,42 @@ def table2(results: Results) -> Iterator[dict[str, Any]]:
             "largest 2ᵏ that fits": found.get("largest_that_fits"),
             "M(B): largest that fits": found.get("predicted_largest"),
             '"auto" chose': found.get("auto_micro_batch"),
+            "prediction error": None if error is None else f"{100 * error:+.2f} %",
             "n": int(bool(found)),
         }
 
 
-TABLE2 = cells.artefact("table2", plan=runs.sizes, rows=table2)
+def initial_sizes(results: Results) -> Iterator[tuple[bool, str]]:
+    """Whether the paper's size fits its card by prediction, and its double does not."""
+    for role in ROLES:
+        if foretold := results.first("foretell", role=role):
+            most, initial = foretold.metrics["largest"], INITIAL[role]
+            yield initial <= most < 2 * initial, f"{role}: {most}, paper {initial}"
+
+
+def prediction(results: Results) -> Iterator[tuple[bool, str]]:
+    """Whether the model's size lies between the last that fits and the next tried."""
+    for record in results.ok("size"):
+        fits, most = (record.metrics[key] for key in ("largest_that_fits", "predicted_largest"))
+        if fits is not None and most is not None:
+            tried = f"of powers of two {fits} ran and {2 * fits} did not"
+            ran = cells.ran_as(record.config["role"], results.records)
+            yield fits <= most < 2 * fits, f"{ran}: M(B) admits {most}, {tried}"
+
+
+TABLE2 = cells.artefact(
+    "table2",
+    plan=runs.sizes,
+    rows=table2,
+    checks={"prediction": cells.check(prediction), "initial_sizes": cells.check(initial_sizes)},
+)
+
+
+def mean_by_size(results: Results, role: str) -> dict[int, float]:
+    """Return the mean result with MBS over seeds, by mini-batch size of the paper's rows."""
+    sizes = [row["mini_batch"] for row in paper_rows(role)]
+    best = {n: cells.best(results, cells.trainings(results, role, n, True)) for n in sizes}
+    return {size: float(np.mean(values)) for size, values in best.items() if values}
 
 
 def gain(results: Results, case: str) -> Estimate:
@@ -97,15 +129,13 @@ def gain(results: Results, case: str) -> Estimate:
     """
     role, _, named = case.partition(", ")
     initial = INITIAL[role]
-    sizes = [row["mini_batch"] for row in paper_rows(role)]
-    streamed = {n: cells.trainings(results, role, n, True) for n in sizes}
-    values = {n: cells.best(results, own) for n, own in streamed.items() if n > initial}
-    above = {n: float(np.mean(own)) for n, own in values.items() if own}
+    above = {n: mean for n, mean in mean_by_size(results, role).items() if n > initial}
     best = max(above, key=above.__getitem__, default=None)
     size = int(named) if named else best
     if size is None:
         raise NotRun("no records")
-    found = cells.gap(results, streamed[size], cells.trainings(results, role, initial, False))
+    streamed = cells.trainings(results, role, size, True)
+    found = cells.gap(results, streamed, cells.trainings(results, role, initial, False))
     label = f"{found.label}, {size} over undivided {initial}"
     return replace(found, label=label, candidates=len(above) if size == best else 1)
 
@@ -179,43 +209,74 @@ def resnet101_faster(results: Results) -> Cases:
     return found
 
 
-def _beyond(results: Results, role: str, status: str, streamed: bool) -> set[int]:
-    """Return the mini-batches above the initial one of runs that ended so, with MBS or without."""
+def _beyond(results: Results, role: str, streamed: bool) -> list[tuple[int, str]]:
+    """Return size and status of runs above the initial mini-batch, with MBS or without."""
     ran = [*results.select("step", role=role), *results.select("train", role=role)]
-    return {
-        record.config["mini_batch"]
+    return [
+        (record.config["mini_batch"], record.status)
         for record in ran
-        if record.status == status and (record.config["micro_batch"] is not None) == streamed
-        if record.config["mini_batch"] > INITIAL[role]
-    }
+        if (record.config["micro_batch"] is not None) == streamed
+        and record.config["mini_batch"] > INITIAL[role]
+    ]
+
+
+def beyond(results: Results, roles: Sequence[str], streamed: bool) -> Iterator[tuple[bool, str]]:
+    """Whether all mini-batches above the initial one train (with MBS) or run out of memory."""
+    wanted = "ok" if streamed else "out_of_memory"
+    for role in roles:
+        if ran := _beyond(results, role, streamed):
+            sizes = [size for size, status in ran if status == wanted]
+            most = f", up to {max(sizes):,}" if streamed and sizes else ""
+            said = f"{cells.ran_as(role, results.records)}: {len(sizes)} of {len(ran)} runs{most}"
+            yield len(sizes) == len(ran), said
+
+
+def largest_is_not_best(results: Results, roles: Sequence[str]) -> Iterator[tuple[bool, str]]:
+    """Whether another mini-batch than the largest is the best."""
+    if results.profile == "smoke":
+        raise NotRun("two epochs learn nothing")
+    for role in roles:
+        by_size = mean_by_size(results, role)
+        if len(by_size) > 1:
+            best, largest = max(by_size, key=by_size.__getitem__), max(by_size)
+            said = ", ".join(f"{by_size[n]:.1f} % at {n}" for n in (best, largest))
+            yield best != largest, f"{cells.ran_as(role, results.records)}: {said}"
 
 
 def reach(results: Results) -> Estimate:
     """Return ResNet-50's largest mini-batch with MBS over the largest without, for ``[story]``."""
-    if trained := _beyond(results, "ResNet-50", "ok", True):
+    if trained := [n for n, status in _beyond(results, "ResNet-50", True) if status == "ok"]:
         return judge.deterministic(max(trained) / INITIAL["ResNet-50"], log=True)
     raise NotRun("no records")
 
 
 def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
-    """A row per model and mini-batch size."""
-    for row in PAPER[name]:
-        role, size = row["model"], row["mini_batch"]
-        shown = {"model": role, "mini-batch": size}
-        shown["μ-batch"] = row["micro_batch"]
-        for way, micro in (("without", None), ("with", row["micro_batch"])):
-            records = cells.trainings(results, role, size, way == "with")
-            values = cells.best(results, records)
-            # On a card perhaps a step alone was tried.
-            steps = results.select("step", role=role, mini_batch=size, micro_batch=micro)
-            shown[f"paper {way} (%)"] = mean_std(row.get(way))
-            shown[f"ours {way} (%)"] = cells.result(records or steps, values)
-        undivided, case = paper_rows(role)[0]["time_without"][0], f"{role}, {size}"
-        yield shown | {
-            "ours, gain (points)": cells.told(partial(gain, results, case)),
-            "paper, time": f"×{row['time_with'][0] / undivided:.3f}",
-            "ours, time": cells.told(partial(epoch_ratio, results, case)),
-            "n": len(values),
+    """A row per model, mini-batch size, without and with MBS."""
+    for row, way in product(PAPER[name], cells.WAYS):
+        role, size, streamed = row["model"], row["mini_batch"], way == "with"
+        micro = row["micro_batch"] if streamed else None
+        records = cells.trainings(results, role, size, streamed)
+        values, seconds = cells.best(results, records), None
+        if not records:  # perhaps a step alone was tried
+            records = results.select("step", role=role, mini_batch=size, micro_batch=micro)
+        with suppress(NotRun):  # of several machines
+            seconds = epoch_seconds(results, role).get((size, streamed))
+        gained, longer = (
+            cells.told(partial(number, results, f"{role}, {size}")) if streamed else None
+            for number in (gain, epoch_ratio)
+        )
+        yield {
+            "model": role,
+            "mini-batch": size,
+            "μ-batch": micro,
+            "MBS": way,
+            "paper (%)": mean_std(row.get(way)),
+            "ours (%)": cells.result(records, values),
+            "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
+            "ours (s/epoch)": seconds and Summary.of(seconds).text(),
+            "n": len(values) or len(records),
+            "ours, gain (points)": gained,
+            "ours, time over undivided": longer,
         }
 
 
@@ -239,7 +300,8 @@ def figure_4_5(results: Results, name: str) -> Any:
             }
             for quantity, paper, number in ((better, gains, gain), (longer, times, epoch_ratio))
         }
-        refused[title] = _beyond(results, role, "out_of_memory", False)
+        undivided_runs = _beyond(results, role, False)
+        refused[title] = {n for n, status in undivided_runs if status == "out_of_memory"}
     neutral, style = {better: 0.0, longer: 1.0}, plots.styles(("without MBS", "with MBS"))
     return plots.against_mini_batch(panels, refused, neutral, style["with MBS"])
 
@@ -254,7 +316,7 @@ def _bounds(estimate: Callable[[str], Estimate], role: str, sizes: Iterable[int]
 
 
 def _artefact(name: str, roles: Sequence[str], **further: Callable[[Results], Cases]) -> Artefact:
-    """Return the artefact of a table, whose claims are of its networks."""
+    """Return the artefact of a table, whose claims and checks are of its networks."""
     named = [
         f"{role}, {size}" for role in roles for size in PAPER["overhead_percent"].get(role, {})
     ]
@@ -268,6 +330,11 @@ def _artefact(name: str, roles: Sequence[str], **further: Callable[[Results], Ca
             "overhead_halved": lambda results: cases(roles, partial(halved_step_ratio, results)),
             "overhead_sizes": lambda results: cases(named, partial(epoch_ratio, results)),
             **further,
+        },
+        checks={
+            "undivided_fails": cells.check(beyond, roles=roles, streamed=False),
+            "streamed_trains": cells.check(beyond, roles=roles, streamed=True),
+            "largest_declines": cells.check(largest_is_not_best, roles=roles),
         },
     )
 

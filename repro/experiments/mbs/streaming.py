@@ -48,6 +48,17 @@ def figure2(results: Results) -> Any:
     return plots.timeline(metrics["spans"], metrics["update"], metrics["copied"], ran)
 
 
+def one_update(results: Results) -> tuple[bool, str]:
+    """Whether parameters change once, after the last micro-batch."""
+    metrics = results.need("timeline").metrics
+    between, after = metrics["updates_between_micro_batches"], metrics["updates_after"]
+    evidence = (
+        f"over {metrics['micro_batches']} micro-batches the parameters changed {between} times "
+        f"between micro-batches and {after} times after the last"
+    )
+    return (between, after) == (0, 1), evidence
+
+
 def overlap(results: Results) -> Cases:
     """The share of a copy's time behind a computation; needs a copy engine."""
     record = results.need("timeline")
@@ -58,7 +69,14 @@ def overlap(results: Results) -> Cases:
     return {"ResNet-50": replace(hidden, label=f"{ran_as('ResNet-50', [record])}: hidden")}
 
 
-FIGURE2 = artefact("figure2", plan=timeline, rows=stages, draw=figure2, claims={"overlap": overlap})
+FIGURE2 = artefact(
+    "figure2",
+    plan=timeline,
+    rows=stages,
+    draw=figure2,
+    claims={"overlap": overlap},
+    checks={"one_update": one_update},
+)
 
 
 def _epochs_s(results: Results, reading: str) -> dict[int, list[float]]:

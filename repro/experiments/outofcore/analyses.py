@@ -4,11 +4,13 @@ At the rate of the link as we read it no schedule reaches the paper's rows beyon
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.points import artefact, by_batch
+from repro.experiments.outofcore.points import Line, Panel, artefact, by_batch, draw
 from repro.experiments.query import Results
+from repro.experiments.view import panel
 
 
 def link_table(results: Results) -> Iterator[dict[str, Any]]:
@@ -26,7 +28,25 @@ def link_table(results: Results) -> Iterator[dict[str, Any]]:
             }
 
 
-LINK = artefact("link", plan=runs.link, rows=link_table)
+def link_figure(results: Results) -> Any:
+    """Draw the speed kept by the rate of the link, a panel for each batch size."""
+    in_core = max(runs.published(runs.IN_CORE).values())
+    methods = ("bound", "bound_s", runs.LABELS["bound"]), (runs.FITTED, "time_s", "our fastest")
+    looks = zip(runs.SIMULATION["link_shares"], ("ours", "budget"), strict=True)
+    curves, panels = list(product(methods, looks)), []
+    for batch in runs.SIMULATION["link_batches"]:
+        rows = [row for r in results.ok("link", batch=batch) for row in r.metrics["rows"]]
+        paper = {runs.RATE / 1e9: runs.faster(batch) / in_core}
+        lines = [Line(runs.CHUNKS, paper, "paper", "paper")]
+        for (method, key, name), (share, look) in curves:
+            own = {r["rate"] / 1e9: batch / r[key] / in_core for r in rows if r["share"] == share}
+            lines.append(Line(method, own, f"{name}, {share:.0%} of the bytes", look))
+        title = f"{batch:,} images\n{panel(runs.RESNET, data='simulated, V100')}"
+        panels.append(Panel(title, lines, "images/s over the\nlargest in core"))
+    return draw(panels, len(panels), "link, each way (GB/s)")
+
+
+LINK = artefact("link", plan=runs.link, rows=link_table, draw=link_figure)
 
 
 def chunk_table(results: Results) -> Iterator[dict[str, Any]]:

@@ -88,6 +88,20 @@ def less_unused(results: Results, roles: Sequence[str]) -> Cases:
     return cases(roles, less)
 
 
+def host_predicted(results: Results) -> tuple[bool, str]:
+    """The host's memory that swapping took and that was predicted, of every measured schedule."""
+    found = {}
+    for mode in (runs.SCHEDULE, runs.CHUNKS):
+        for batch, point in Trained(results, runs.MEASURED).trained(mode).items():
+            used, predicted = point.bytes("host"), point.bytes("host_foretold")
+            if used is not None and predicted is not None:
+                said = f"{runs.LABELS[mode]} at {batch}: {runs.gib(used)} of {runs.gib(predicted)}"
+                found[said] = used <= predicted
+    if not found:
+        raise NotRun("no records")
+    return all(found.values()), "; ".join(found)
+
+
 FIGURE3 = artefact(
     "figure3",
     plan=runs.figure3,
@@ -97,6 +111,7 @@ FIGURE3 = artefact(
         "budget_halved_here": budget_halved,
         "close_here": partial(less_unused, roles=[runs.RESNET]),
     },
+    checks={"host": host_predicted},
 )
 
 
