@@ -150,7 +150,7 @@ class TestAt100Columns:
         assert "The rows of NVIDIA H200: --profile gpu" in out
         assert "The rows of NVIDIA H200: --profile gpu" in run("show", "microconv/figure9")[1]
         out = run("show", "mbs/table4", "--profile", "gpu")[1]
-        assert re.search(r"ResNet-50 +1024 +16 .* 1 step fits", out)
+        assert re.search(r"ResNet-50 +1024 +μ=16 .* 1 step fits", out)
         assert "The rows of" not in out
 
     @pytest.mark.parametrize("width", [100, 140])

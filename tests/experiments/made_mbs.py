@@ -7,7 +7,7 @@ import made
 from made import OUT_OF_MEMORY, SEEDS, Maker
 
 from repro.experiments import load_paper
-from repro.experiments.design import Run
+from repro.experiments.design import Run, paper_toml
 from repro.experiments.judge import Cases
 from repro.experiments.mbs.runs import INITIAL
 from repro.experiments.query import Results
@@ -32,6 +32,13 @@ def claimed(target: str, found: Results) -> Cases:
     """Return the numbers behind the claim ``ARTEFACT/KEY``."""
     artefact, _, key = target.partition("/")
     return PAPER.artefacts[artefact].claims[key](found)
+
+
+def holds(artefact: str, found: Results) -> dict[str, str]:
+    """Return what each check of an artefact says, by its key in ``paper.toml``."""
+    keys = paper_toml("mbs")["artefacts"][artefact]["checks"]
+    checks = PAPER.artefacts[artefact].checks
+    return {key: check.row(found)["holds"] for key, check in zip(keys, checks, strict=True)}
 
 
 def streamed(run: Run) -> bool:

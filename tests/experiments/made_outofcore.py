@@ -65,7 +65,7 @@ class World:
     A rule's key begins with a quantity; then it names any of place, network, way to train, batch
     size, ``half`` and `LARGEST`. The quantities: ``reach`` (a batch size, or the way that reaches
     as far), ``relative`` (speed over the largest in core), ``budget`` (a share of the limit),
-    ``status`` (a record's, None for no record).
+    ``predicted`` (MiB of the 30 on the host), ``status`` (a record's, None for no record).
 
     Attributes:
         profile: Of the runs.
@@ -120,6 +120,9 @@ class World:
             share = self.of("budget", 0.85 if mode == "schedule_va" else 0.5, *cell)
             moved = (50 if half else 100) * MIB
             row |= {"budget_bytes": int(limit * share), "bytes_moved": moved}
+            row["host_bytes"] = 30 * MIB
+            if where == MEASURED:
+                row["host_foretold_bytes"] = self.of("predicted", 32, *cell) * MIB
         return row
 
     def __call__(self, run: Run, seed: int) -> Mapping[str, Any] | None:

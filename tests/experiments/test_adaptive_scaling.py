@@ -6,6 +6,7 @@ import statistics
 import made
 import pytest
 from invented import make_record
+from planted import check
 
 from repro.adaptive import ScalingModel
 from repro.experiments import load_paper
@@ -82,6 +83,7 @@ def launches(factors, change=lambda seed, step: 1.0):
         tasks = {task: measured_task(job["sizes"], AVERAGING) for task, job in jobs}
         metrics = {"tasks": tasks, "device": "a CPU"}
         for task in metrics["tasks"].values():
+            task["difference"] = 1e-3 * (seed == 3)
             for step in task["steps"]:
                 first, *others = [factor * change(seed, step) * n for n in step["samples_s"]]
                 step["samples_s"] = [9 * first, *others]
@@ -110,6 +112,11 @@ class TestLaunches:
         assert (gap.error, gap.dof, gap.trials) == (pytest.approx(error), 4, "launches")
         found = made.verdict("adaptive/figure9/steps_predicted", results)
         assert found.word == "undecided" and " launches a cell decide" in found.evidence
+
+    def test_weights_that_differ_in_one_launch(self):
+        row = made.check_row("adaptive/figure9", 0, launches([1.0] * 5))
+        assert row["holds"] == "NO" and "0.001" in row["evidence"]
+        assert check("adaptive/figure9")["holds"] == "yes"
 
 
 @pytest.mark.parametrize("target", MEASURED)

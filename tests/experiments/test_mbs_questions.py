@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from made import verdict
+from made import FAILED, OUT_OF_MEMORY, verdict
 from made_mbs import (
     INITIAL,
     NOISE,
     PAPER,
     beyond,
     claimed,
+    holds,
     of_trainings,
     results,
     streamed,
@@ -72,6 +73,29 @@ class TestReported:
 
 class TestTables4And5:
     @both
+    def test_a_planted_fault_breaks_each_check(self, artefact):
+        as_claimed = by_size(lambda doublings: -4 * doublings)
+
+        def but(outcome, way, seed=None):
+            def make(run, own):
+                wrong = run.config.get("mini_batch") == 64 and streamed(run) == way
+                return outcome if wrong and seed in (None, own) else as_claimed(run, own)
+
+            return make
+
+        sound = dict.fromkeys(("undivided_fails", "streamed_trains", "largest_declines"), "yes")
+        for make, broken in (
+            (as_claimed, {}),
+            (by_size(lambda doublings: 10 - (doublings - 2) ** 2), {}),
+            (but(trained(50.0), False), {"undivided_fails": "NO"}),
+            (but(OUT_OF_MEMORY, True, 1), {"streamed_trains": "NO"}),
+            (but(FAILED, True, 1), {"streamed_trains": "NO"}),
+            (by_size(lambda doublings: 4 * doublings), {"largest_declines": "NO"}),
+            (lambda run, seed: None, dict.fromkeys(sound, "not run")),
+        ):
+            assert holds(artefact, results(artefact, make)) == sound | broken
+
+    @both
     def test_the_best_size_beyond_the_initial_one(self, artefact):
         found = results(artefact, by_size(lambda doublings: 5 - doublings))
         cases = claimed(f"{artefact}/optimum_beyond", found)
@@ -109,7 +133,7 @@ class TestTables4And5:
         assert {(c.trials, c.n) for c in claimed(steps, found).values()} == {("processes", 5)}
         # Trainings are side by side: their times do not count.
         assert set(means_of(claimed(epochs, found)).values()) == {1.5}
-        (shown,) = {row["ours, time"] for row in rows_of(artefact, found)} - {None}
+        (shown,) = {row["ours, time over undivided"] for row in rows_of(artefact, found)} - {None}
         assert shown.startswith("×1.500")
         only_trained = results(artefact, lambda run, seed: make(run, seed), LONG)
         assert verdict(f"mbs/{epochs}", only_trained).word == "not run"
@@ -121,7 +145,7 @@ class TestTables4And5:
         found = results("table4", of_trainings(make))
         told = verdict("mbs/table4/epoch_time", found)
         assert told.word == "not run" and "do not compare" in told.evidence
-        assert {row["ours, time"] for row in rows_of("table4", found)} == {None}
+        assert {row["ours, time over undivided"] for row in rows_of("table4", found)} == {None}
 
 
 class TestSameness:
@@ -164,10 +188,15 @@ class TestSameness:
 
 
 class TestNormalisation:
-    def world(self, diverged=False):
+    def world(self, diverged=False, ragged=0.2):
         def make(run, seed):
             if run.experiment != "normalised":
-                return None
+                rows = [
+                    {"mini_batch": mini, "micro_batch": micro, "frozen": True, "way": "paper",
+                     "error": ragged if mini % micro else 1e-16, "length": 1.0}
+                    for mini, micro in run.config["divisions"]
+                ]  # fmt: skip
+                return {"metrics": {"rows": rows}}
             way = run.config["normalization"]
             away = {"none": 0.5, "paper": 0.05}.get(way, 0.0)
             losses = [2.0 + 2 * away + NOISE[seed] / 100]
@@ -184,18 +213,41 @@ class TestNormalisation:
         (case,) = claimed("normalisation/closer", self.world(diverged=True)).values()
         assert isinstance(case, Exact) and case.holds
 
+    def test_ragged_micro_batches_break_the_check(self):
+        for ragged, said in ((1e-16, "yes"), (0.2, "NO")):
+            assert holds("normalisation", self.world(ragged=ragged)) == {"same_gradient": said}
+
+
+def test_sizes_that_fit_lie_between_two_powers_of_two():
+    def world(fits, predicted, largest):
+        def make(run, seed):
+            initial = INITIAL[run.config["role"]]
+            if run.experiment == "foretell":
+                return {"metrics": {"largest": largest * initial}}
+            told = {"largest_that_fits": fits * initial, "limit_bytes": 3 * 2**20}
+            return {"metrics": told | {"predicted_largest": int(predicted * initial)}}
+
+        return results("table2", make)
+
+    for numbers, said in (((1, 1.5, 1), ["yes", "yes"]), ((1, 2, 1), ["NO", "yes"]),
+                          ((1, 1, 2), ["yes", "NO"])):  # fmt: skip
+        assert list(holds("table2", world(*numbers)).values()) == said
+
 
 def test_the_share_of_copies_behind_computations():
     spans = [["copy", 0, 0.0, 1.0], ["compute", 0, 1.0, 3.0], ["copy", 1, 1.0, 2.0]]
     assert hidden_shares(spans) == [1.0]
     assert hidden_shares([*spans, ["copy", 2, 2.5, 3.5]]) == [1.0, 0.5]
-    metrics = {"spans": spans, "update": [3.0, 3.5], "copied": "host to device"}
+    told = {"spans": spans, "update": [3.0, 3.5], "copied": "host to device", "micro_batches": 2}
 
-    def found(device):
+    def found(device, between=0):
+        metrics = told | {"updates_between_micro_batches": between, "updates_after": 1}
         return results("figure2", lambda run, seed: {"metrics": metrics, "device": device})
 
     assert verdict("mbs/figure2/overlap", found(MACHINES[True])).word == "not run"
     assert means_of(claimed("figure2/overlap", found(CARD))) == {"ResNet-50": 100.0}
+    assert holds("figure2", found(CARD)) == {"one_update": "yes"}
+    assert holds("figure2", found(CARD, 1)) == {"one_update": "NO"}
 
 
 @pytest.mark.parametrize(("profile", "trials"), [("quick", "rounds"), (LONG, "processes")])

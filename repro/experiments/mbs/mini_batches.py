@@ -268,8 +268,7 @@ def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
         yield {
             "model": role,
             "mini-batch": size,
-            "μ-batch": micro,
-            "MBS": way,
+            "MBS": f"μ={micro}" if streamed else way,
             "paper (%)": mean_std(row.get(way)),
             "ours (%)": cells.result(records, values),
             "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
