@@ -200,7 +200,7 @@ class TestTables:
         ratios = {str(nodes): row for nodes in (256, 64, 128)}
         changed = {"metrics": {"ratios": ratios}}
         results = made.made_results("adaptive/overlap", lambda run, seed: changed, {}, "quick")
-        rows = overlap.table(results)
+        rows = list(overlap.table(results))
         assert [row["nodes modelled"] for row in rows] == [64, 128, 256]
         assert {row["blocked, measured (%)"] for row in rows} == {"20"}
         assert [row["blocked, model (%)"] for row in rows] == ["0", "0", "43"]

@@ -1,15 +1,14 @@
 """How do cost, θ and accuracy depend on the batch size, and when does θ peak? Figures 1, 2 and 6.
 
-Of trainings with one batch size all along, their rates in proportion to it. And what is the largest
-stable batch, by the norms of its gradients? Section III-D.
+And what is the largest stable batch, by the norms of its gradients? Section III-D.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,22 +18,11 @@ from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, SIMILA
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import DASH, Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from repro.report import Summary
 
 
 def _best(task: str) -> int:
     return int(PAPER[task]["best"]["batch"])
-
-
-def _trainings(results: Results, task: str, least: int = 1) -> dict[int, list[Record]]:
-    """The trainings by the paper's batch size; `NotRun` where there are too few sizes."""
-    found = read.by_size(results, task)
-    if len(found) < least:
-        raise NotRun("no records")
-    return found
 
 
 def _warmup(record: Record) -> int:
@@ -42,11 +30,7 @@ def _warmup(record: Record) -> int:
 
 
 def _theta(record: Record) -> list[float]:
-    """θ from the end of a warm-up until the first decay, NaN where it is not defined.
-
-    In a warm-up the small rate keeps w close to w_0, and θ high (Figure 2's caption). A training
-    that is no longer than its warm-up is taken whole.
-    """
+    """θ until the first decay from the end of a warm-up, in which it is high; NaN for None."""
     decays = record.config["controller"].get("decay_at") or [None]
     theta = record.metrics["theta"][: decays[0]]
     return [math.nan if value is None else value for value in theta[_warmup(record) :] or theta]
@@ -66,45 +50,34 @@ def further(results: Results, task: str) -> dict[int, list[Record]]:
 # Tables and figures
 
 
-def table(results: Results, tasks: Sequence[str]) -> list[dict[str, Any]]:
+def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The figures in numbers: a row for each batch size."""
-    rows = []
     for task in tasks:
-        paper = PAPER[task]
-        told = {paper[name]["batch"]: read.printed(paper[name]) for name in ("best", "linear")}
-        peak = " to ".join(dict.fromkeys(map(str, paper.get("peak", ()))))
-        peaks = (paper["theta"]["batch"], *paper.get("peak_of", ()))
+        own = PAPER[task]
+        paper = {own[name]["batch"]: read.printed(own[name]) for name in ("best", "linear")}
         for size, records in read.by_size(results, task).items():
             metric = read.final(results, records, runs.METRIC[task])
-            rows.append(
-                {
-                    "task": task,
-                    "B, paper": size,
-                    "B": read.batch_of(records),
-                    "accuracy or PSNR, paper": told.get(size, DASH),
-                    "accuracy or PSNR": Summary.of(metric).text(),
-                    "θ peaks in epoch, paper": peak if size in peaks else DASH,
-                    "θ peaks in epoch": read.span(first_peaks(results, records)),
-                    "n": len(records),
-                }
-            )
-    return rows
+            yield {
+                "task": task,
+                "B, paper": size,
+                "B": read.batch_of(records),
+                "accuracy or PSNR, paper": paper.get(size),
+                "accuracy or PSNR": Summary.of(metric).text(),
+                "θ peaks in epoch": read.span(first_peaks(results, records)),
+                "n": len(records),
+            }
 
 
-def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> "Figure":
-    """Draw quantities by epoch, a line for each batch size.
-
-    Each of `shown` is a task, a quantity and its name with the unit. θ peaks in the first of
-    hundreds of epochs, so that those of a restoration are drawn on a logarithmic axis.
-    """
+def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> Any:
+    """Draw quantities by epoch, each by (task, name, label), with a line for each batch size."""
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, log_ticks, styles
 
     names = ["best batch", *(f"{n} × the best batch" for n in (2, 4, 8, 16))]
     panels = []
     for task, name, ylabel in shown:
-        trainings = read.by_size(results, task)
-        curves = {names[int(math.log2(n / _best(task)))]: own for n, own in trainings.items()}
+        trainings = read.by_size(results, task).items()
+        curves = {names[int(math.log2(size / _best(task)))]: own for size, own in trainings}
         panels.append((task, name, ylabel, curves))
     drawn, axes = draw.by_epoch(panels, styles(names))
     for axis, (task, name, _) in zip(axes, shown, strict=True):
@@ -136,11 +109,10 @@ def over_best(results: Results, kept: bool) -> Cases:
 
 
 def slower(results: Results) -> Cases:
-    """The factor by which epochs to a PSNR that every training reaches grow where B doubles.
-
-    The paper's is that of the epochs to the end of its trainings with 16 and 256.
-    """
-    trainings = _trainings(results, DIV2K).values()
+    """The factor by which epochs to a PSNR that every training reaches grow where B doubles."""
+    trainings = read.by_size(results, DIV2K).values()
+    if not trainings:
+        raise NotRun("no records")
     every = [record.metrics["psnr"] for records in trainings for record in records]
     common = min(max(value for value in curve if value is not None) for curve in every)
 
@@ -155,8 +127,8 @@ def slower(results: Results) -> Cases:
 
 def same_cost(results: Results) -> Cases:
     """Costs at the end, in shares of the best batch's fall, where that has converged."""
-    trainings, best = _trainings(results, CIFAR, 2), _best(CIFAR)
-    if best not in trainings:
+    trainings, best = read.by_size(results, CIFAR), _best(CIFAR)
+    if best not in trainings or len(trainings) < 2:
         raise NotRun("no records")
     start = float(np.mean([r.metrics["initial_cost"][0] for r in trainings[best]]))
     end = float(np.mean(read.final(results, trainings[best], "train_cost")))
@@ -179,11 +151,10 @@ def same_cost(results: Results) -> Cases:
 
 
 def sharpness(results: Results) -> Cases:
-    """Accuracies of every two batch sizes, that with the higher θ first.
-
-    Where seeds do not tell which θ is higher, the difference decides nothing.
-    """
-    trainings = _trainings(results, CIFAR, 2)
+    """Accuracies of every two batch sizes, that with the higher θ first, if seeds tell which."""
+    trainings = read.by_size(results, CIFAR)
+    if len(trainings) < 2:
+        raise NotRun("no records")
 
     def compared(a: int, b: int) -> Estimate:
         first, second = (read.final(results, trainings[n], "theta") for n in (a, b))
@@ -203,7 +174,7 @@ def later_peak(results: Results, task: str) -> Estimate:
     """The factor by which the epoch of θ's peak grows where the batch doubles."""
     peaks: dict[int, BySeed] = {}
     left_out = []
-    for records in _trainings(results, task).values():
+    for records in read.by_size(results, task).values():
         epochs, warmup = first_peaks(results, records), _warmup(records[0])
         if warmup and warmup + 1 in epochs:
             left_out.append(f"B = {read.batch_of(records)}, where θ may peak within the warm-up")
@@ -229,7 +200,7 @@ def later_peak(results: Results, task: str) -> Estimate:
 def rises_first(results: Results, task: str) -> Estimate:
     """θ after the second epoch over θ after the first, at B_s, counted from a warm-up's end."""
     start = PAPER[task]["theta"]["batch"]
-    records = further(results, task).get(start) or _trainings(results, task).get(start, [])
+    records = further(results, task).get(start) or read.by_size(results, task).get(start, [])
 
     def rise(record: Record) -> float:
         theta = _theta(record)[:2]
@@ -271,8 +242,7 @@ def _peaks(tasks: Sequence[str]) -> dict[str, Callable[[Results], Cases]]:
 def of_counts(cells: Sequence[BySeed], weights: Sequence[float]) -> Estimate:
     """Contrast the logarithms of whole counts above 0, seed by seed, each cell by its weight.
 
-    Equal counts are no proof of a spread of 0, but of one no larger than that of numbers that lie
-    evenly over those rounded to one count.
+    Equal counts have a spread of numbers that lie evenly over those rounded to one count.
     """
     shares = [weight / float(np.mean(c)) for c, weight in zip(cells, weights, strict=True) if c]
     return judge.contrast(cells, weights, log=True, resolution=math.hypot(*shares))
@@ -289,7 +259,7 @@ def trend(cells: Mapping[int, BySeed]) -> Estimate:
 
 FIGURE1 = read.artefact(
     "figure1",
-    plan=runs.figure1,
+    plan=partial(runs.by_size, figure="figure1"),
     rows=partial(table, tasks=[DIV2K]),
     draw=partial(figure, shown=[(DIV2K, "psnr", f"validation {read.HEADING[DIV2K]}")]),
     claims={
@@ -300,7 +270,7 @@ FIGURE1 = read.artefact(
 )
 FIGURE2 = read.artefact(
     "figure2",
-    plan=runs.figure2,
+    plan=partial(runs.by_size, figure="figure2"),
     rows=partial(table, tasks=[CIFAR]),
     draw=partial(
         figure,
@@ -310,7 +280,7 @@ FIGURE2 = read.artefact(
 )
 FIGURE6 = read.artefact(
     "figure6",
-    plan=runs.figure6,
+    plan=partial(runs.by_size, figure="figure6"),
     rows=partial(table, tasks=[DIV2K, PHANTOM]),
     draw=partial(figure, shown=[(t, "theta", "θ after the epoch") for t in (DIV2K, PHANTOM)]),
     claims=_peaks((DIV2K, PHANTOM)),
@@ -332,27 +302,21 @@ def _norms(results: Results, task: str) -> dict[int, dict[int, BySeed]]:
     }
 
 
-def norms_table(results: Results) -> list[dict[str, Any]]:
+def norms_table(results: Results) -> Iterator[dict[str, Any]]:
     """Gradient norms by batch size, and the maximum stable one."""
-    rows = []
     for task in TASKS:
         records, paper = results.ok("norms", task=task), PAPER[task]
         for moment, (epochs, norms) in enumerate(_norms(results, task).items()):
+            scale = read.batch_of(records) / paper["best"]["batch"]
             stable = [record.metrics["points"][moment]["stable"] for record in records]
-            listed = ", ".join(f"{size}: {np.mean(own):.3g}" for size, own in norms.items())
-            rows.append(
-                {
-                    "task": task,
-                    "after epochs": epochs,
-                    "‖∇w‖ by batch size": listed,
-                    "B_s, paper, at scale": round(
-                        paper["theta"]["batch"] * read.batch_of(records) / paper["best"]["batch"]
-                    ),
-                    "B_s": read.span(stable),
-                    "n": len(stable),
-                }
-            )
-    return rows
+            yield {
+                "task": task,
+                "after epochs": epochs,
+                "‖∇w‖ by batch size": ", ".join(f"{n}: {np.mean(v):.3g}" for n, v in norms.items()),
+                "B_s, paper, at scale": round(paper["theta"]["batch"] * scale),
+                "B_s": read.span(stable),
+                "n": len(stable),
+            }
 
 
 def stable_by_norms(norms: Mapping[int, Sequence[float]]) -> int:
@@ -384,9 +348,7 @@ def keeps_accuracy(results: Results) -> Cases:
 def over_smallest(results: Results, times: int) -> Cases:
     """The norm at a multiple of B_s over that at the smallest size, whenever measured.
 
-    Beyond B_s over the lower end of similar norms: the mean of more gradients has a lower norm in
-    any case, and has to be that much lower. Of another network or other batch sizes the paper tells
-    no stable one.
+    Beyond B_s over the lower end of similar norms: the mean of more gradients has a lower norm.
     """
     found: dict[str, Case] = {}
     for task in TASKS:

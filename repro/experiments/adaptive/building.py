@@ -212,9 +212,8 @@ _DEFAULTS = {"growth": 2, "tolerance": 0.1, "decay": 0.1, "lr_exponent": 1.0}
 def schedule(config: Config, metrics: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Derive batch sizes, rates and K of a training's epochs from its recorded costs and θ.
 
-    The controller is driven anew, with one parameter that has moved as far as cost and θ say
-    (equation 4). Options equal to the paper's are left out, so that a changed default is noticed.
-    The noise scale's controller needs the model, and is not driven.
+    The controller is driven anew, with one parameter that has moved as far as both say (equation
+    4). Options equal to the paper's are left out, so that a changed default is noticed.
     """
     if config["controller"]["kind"] == "noise":
         return {}

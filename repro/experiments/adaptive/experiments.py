@@ -64,18 +64,10 @@ class Training:
         except adaptive.DivergedError:
             self.diverged = True
             return False
-        row = {
-            "train_cost": cost,
-            "theta": self.setting.theta,
-            "batch_size": setting.batch_size,
-            "lr": setting.lr,
-            "updates": done,
-            "interval": self.setting.interval,
-            "time_s": result.time_s,
-            "control_s": control_s,
-            name: metrics[name],
-            "test_loss": metrics.get("test_loss", metrics.get("test_l1")),
-        }
+        row = {"train_cost": cost, "theta": self.setting.theta, "lr": setting.lr, "updates": done}
+        row |= {"batch_size": setting.batch_size, "interval": self.setting.interval}
+        row |= {"time_s": result.time_s, "control_s": control_s, name: metrics[name]}
+        row["test_loss"] = metrics.get("test_loss", metrics.get("test_l1"))
         for key, value in row.items():
             self.history[key].append(value)
         return not stops and setting.epoch < config["epochs"]
@@ -85,14 +77,9 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     """Train by one strategy; a training that diverges ends there, which is a result."""
     assert data is not None
     run = Training(config, seed, data, device)
-    step = CapturedStep(
-        run.model,
-        building.loss_of(config),
-        run.optimizer,
-        low_precision(config),
-        config["captured"],
-        config["channels_last"],
-    )
+    loss, low = building.loss_of(config), low_precision(config)
+    options = config["captured"], config["channels_last"]
+    step = CapturedStep(run.model, loss, run.optimizer, low, *options)
     while run.epoch(step, device):
         pass
     completed, stop = len(run.history["train_cost"]), run.stop
@@ -120,11 +107,8 @@ def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Out
             run.epoch(step, device)
         trained = epochs
         measured = adaptive.gradient_norms(run.model, run.loader, sizes, **given)
-        point = {
-            "epochs": epochs,
-            "stable": adaptive.stable_batch(measured, SIMILAR),
-            "norms": [norm.mean for norm in measured],
-            "errors": [None if math.isnan(norm.error) else norm.error for norm in measured],
-        }
+        point = {"epochs": epochs, "stable": adaptive.stable_batch(measured, SIMILAR)}
+        point["norms"] = [norm.mean for norm in measured]
+        point["errors"] = [None if math.isnan(norm.error) else norm.error for norm in measured]
         points.append(point)
     return Outcome({"sizes": sizes, "points": points})

@@ -1,14 +1,12 @@
 """How much of the averaging hides under computation? Section IV-B, Figure 9.
 
-The paper's overlap is measured where processes share two cores: layers sleep for as long as they
-would compute, since a process asleep takes no core from those that average. The ratio of
-communication to computation is that of the paper's cluster by `projection`, whose model takes the
-overlap to be perfect.
+Processes share two cores: layers sleep for as long as they would compute, since a process asleep
+takes no core from those that average. Ratios of times are the paper's cluster's by `projection`.
 """
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -49,11 +47,7 @@ def asleep(config: dict[str, Any], seed: int, data: None, device: str) -> Outcom
 
 
 def measure(config: dict[str, Any]) -> dict[str, Any]:
-    """Measure in this process with the others; rank 0 returns the times by ratio.
-
-    Of each ratio the seconds of computation of a step, and by round those of a step whose layers
-    sleep (``within``) and of one that sleeps first (``after``).
-    """
+    """Time steps whose layers sleep (``within``) and that sleep first (``after``), by ratio."""
     torch.set_num_threads(1)
     rank, processes = join_processes("cpu", TIMEOUT_S)
     layers, steps = config["layers"], config["steps"]
@@ -98,19 +92,13 @@ def measure(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """The measurement at the ratios of the modelled cluster."""
-    # Processes, gradients a layer (one bucket each) and repeats; on the CPU, as the paper's nodes.
+    """The measurement at the ratios of the modelled cluster, on the CPU as the paper's nodes."""
     processes, size, repeats = (2, 2**12, 2) if profile == "smoke" else (8, 2**15, 9)
     costs = {nodes: projection.breakdown()[nodes] for nodes in NODES}
-    config = {
-        "processes": processes,
-        "layers": 8,
-        "size": size,
-        "steps": 4,
-        "repeats": repeats,
-        "ratios": {str(n): round(c.communication_s / c.computation_s, 3) for n, c in costs.items()},
-    }
-    return [Run("asleep", config, seeds=(0,), label=f"{processes} processes, layers asleep")]
+    ratios = {str(n): round(c.communication_s / c.computation_s, 3) for n, c in costs.items()}
+    config = {"processes": processes, "layers": 8, "size": size, "steps": 4, "repeats": repeats}
+    label = f"{processes} processes, layers asleep"
+    return [Run("asleep", config | {"ratios": ratios}, seeds=(0,), label=label)]
 
 
 def hidden(row: Mapping[str, Any]) -> Estimate:
@@ -122,22 +110,20 @@ def hidden(row: Mapping[str, Any]) -> Estimate:
     return mean_of(shares, unit="%", digits=0, trials="rounds")
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """Hidden and blocked time by nodes of the modelled cluster, measured and modelled."""
-    record, rows = results.first("asleep"), []
-    for nodes, row in record.metrics["ratios"].items() if record else ():
-        model = projection.breakdown()[int(nodes)]
+    record = results.first("asleep")
+    rows = record.metrics["ratios"].items() if record else ()
+    for nodes, row in sorted((int(name), own) for name, own in rows):
+        model = projection.breakdown()[nodes]
         measured = 1 - row["computation_s"] / statistics.median(row["within_s"])
-        rows.append(
-            {
-                "nodes modelled": int(nodes),
-                "hidden, of what can (%)": str(hidden(row)),
-                "blocked, measured (%)": f"{100 * measured:.0f}",
-                "blocked, model (%)": f"{100 * model.blocked_s / model.total_s:.0f}",
-                "n": len(row["after_s"]),
-            }
-        )
-    return sorted(rows, key=lambda row: row["nodes modelled"])
+        yield {
+            "nodes modelled": nodes,
+            "hidden, of what can (%)": str(hidden(row)),
+            "blocked, measured (%)": f"{100 * measured:.0f}",
+            "blocked, model (%)": f"{100 * model.blocked_s / model.total_s:.0f}",
+            "n": len(row["after_s"]),
+        }
 
 
 OVERLAP = artefact("overlap", plan=runs, rows=table)

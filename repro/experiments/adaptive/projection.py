@@ -35,7 +35,6 @@ def fitted_to_paper(
     """Fit the model to the paper's speed-ups of a task, all or all but one strategy's.
 
     Where the paper does not say how many nodes a speed-up takes, it is the largest on any number.
-    The cost of a step, in samples, is fitted between 0 and `overhead` where it is None.
     """
     from repro.adaptive import ScalingModel
 
@@ -56,7 +55,7 @@ def speedups(model: "ScalingModel", task: str, strategy: str) -> dict[int, float
 
 
 def held_out(task: str, strategy: str) -> list[dict[int, float]]:
-    """A strategy's speed-ups from the other two's, without and with section VI-B's cost."""
+    """A strategy's speed-ups by the other two's, without and with section VI-B's cost of a step."""
     models = [fitted_to_paper(task, strategy, cost) for cost in (0.0, overhead())]
     return [speedups(model, task, strategy) for model in models]
 
@@ -68,11 +67,7 @@ def breakdown() -> "dict[int, StepCost]":
 
 
 def fitted_here(measurement: Mapping[str, Any], without: int | None = None) -> "ScalingModel":
-    """Fit the model to a task's steps measured here, without two processes' of one batch size.
-
-    Raises:
-        ValueError: Times do not grow with the samples, as steps of a toy model.
-    """
+    """Fit the model to a task's steps measured here, without two processes' of one batch size."""
     from repro.adaptive import MeasuredStep, ScalingModel
 
     steps = [
@@ -104,11 +99,7 @@ def samples_of(measurement: Mapping[str, Any], averaging: str) -> dict[int, list
 def end_to_end(
     measurement: Mapping[str, Any], task: str, strategy: str, averaging: str
 ) -> list[float]:
-    """Seconds of the paper's training by measured steps, one value for each turn.
-
-    Its epochs to the target are the paper's, and so are the mini-batches of an epoch: a step at the
-    scale of other batch sizes counts as often as the paper's own.
-    """
+    """Seconds of the paper's training by measured steps at the scale of its own, by turn."""
     steps = samples_of(measurement, averaging)
     scale, samples = min(steps) / PAPER[task]["best"]["batch"], PAPER[task]["samples"]
     turns = [

@@ -12,7 +12,6 @@ from repro.experiments.adaptive.runs import CIFAR, DIV2K, FIRST_EPOCHS, PAPER, P
 from repro.experiments.judge import BySeed, Estimate, NotRun, difference
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import DASH
 
 # The paper's network and data of each task; its metric in words, and the unit.
 ROLES = {CIFAR: "ResNet-20", DIV2K: "EDSR", PHANTOM: "EDSR"}
@@ -52,11 +51,7 @@ def batch_of(records: Sequence[Record]) -> int:
 
 
 def has_learned(results: Results, task: str) -> None:
-    """Refuse a setting whose best fixed batch learned so little that ends cannot be compared.
-
-    Of the paper's value it reaches less than half the accuracy, or ends 10 dB below the PSNR, at
-    ten times the squared error.
-    """
+    """Refuse a setting whose best fixed batch learned too little for ends to be compared."""
     best = [r for r in trained(results, task, "best") if not r.metrics["diverged"]]
     ends = [record.metrics[runs.METRIC[task]][-1] for record in best]
     paper = PAPER[task]["best"]["value"]
@@ -84,16 +79,16 @@ def updates_of(records: Iterable[Record]) -> list[int]:
     return [sum(record.metrics["updates"]) for record in records]
 
 
-def span(values: Sequence[float]) -> str:
+def span(values: Sequence[float]) -> str | None:
     """Counts as one number or as their range."""
     ends = dict.fromkeys(f"{value:,.0f}" for value in (min(values), max(values))) if values else ()
-    return " to ".join(ends) or DASH
+    return " to ".join(ends) or None
 
 
-def printed(row: Mapping[str, Any]) -> str:
+def printed(row: Mapping[str, Any]) -> str | None:
     """The accuracy or PSNR that the paper prints in a row of its tables."""
     spread = f" ± {row['std']:.1f}" if "std" in row else ""
-    return f"{row['value']:.2f}{spread}" if "value" in row else DASH
+    return f"{row['value']:.2f}{spread}" if "value" in row else None
 
 
 def network(config: Mapping[str, Any]) -> str:
@@ -113,23 +108,17 @@ def title(records: Sequence[Record], task: str) -> str:
     return view.panel(ROLES[task], network(records[0].config), data)
 
 
-def papers_title(task: str) -> str:
-    """The title of a panel of the paper's numbers of a task."""
-    return f"paper: {ROLES[task]}, {DATA[task]}"
-
-
-def networks(configs: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The networks that ran, each with the paper's."""
-    return [(network(config), ROLES[config["task"]]) for config in configs]
-
-
 def warnings(results: Results) -> Iterable[str]:
     """Yield the warnings of a caption: stand-ins, generated data, trainings that diverged."""
-    pairs = [(record.dataset, record.config) for record in results.records if record.dataset]
-    data = [(dataset["name"], DATA[config["task"]]) for dataset, config in pairs]
-    yield from view.stand_ins([*networks(config for _, config in pairs), *data])
-    if synthetic := {of["name"]: None for of, _ in pairs if of["kind"] == "synthetic"}:
-        yield f"SYNTHETIC: {', '.join(synthetic)}."
+    trainings = [(r.config, r.dataset) for r in results.records if r.dataset]
+    measured = [job for r in results.ok("parallel") for job in r.config["jobs"].values()]
+    configs = [*(config for config, _ in trainings), *measured]
+    data = [(of["name"], DATA[config["task"]]) for config, of in trainings]
+    networks = [(network(config), ROLES[config["task"]]) for config in configs]
+    yield from view.stand_ins([*networks, *data])
+    made = {of["name"]: None for _, of in trainings if of["kind"] == "synthetic"}
+    if made or measured:
+        yield f"SYNTHETIC: {', '.join(made or ['random images'])}."
     # First epochs are drawn nowhere.
     drawn = [record for record in results.records if record.experiment != FIRST_EPOCHS]
     if astray := sum(record.metrics.get("diverged", False) for record in drawn):

@@ -4,7 +4,7 @@ The scales are ``[profiles]`` in ``paper.toml``, the paper's own values ``[repor
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,14 @@ SIMILAR = 0.10  # share by which norms of stable batch sizes may differ; the pap
 SATURATED = 0.01  # least share by which a cost that is not saturated falls; the paper names none
 Config = Mapping[str, Any]
 NOISE = 0.1  # standard deviation of the noise on Phantom, as a share of the full range
+_SIZES: dict[str, dict[str, list[int]]] = {  # batch sizes of trainings that keep theirs
+    "figure1": {DIV2K: PAPER[DIV2K]["figure1"]},
+    "figure2": {CIFAR: PAPER[CIFAR]["figure2"]},
+    "figure6": {
+        task: [PAPER[task][name]["batch"] for name in ("best", "theta", "linear")]
+        for task in (DIV2K, PHANTOM)
+    },
+}
 
 
 def batch(profile: str, task: str, size: int) -> int:
@@ -46,10 +54,7 @@ def batch(profile: str, task: str, size: int) -> int:
 
 
 def epochs_of(profile: str, task: str, epochs: float) -> int:
-    """A number of the paper's epochs at a profile's scale.
-
-    Unchanged where trainings may last as long as the paper's, or longer by its stop rule.
-    """
+    """A number of the paper's epochs at a profile's scale; never more of them."""
     share = min(1.0, PROFILES[profile][task]["epochs"] / PAPER[task]["epochs"])
     return max(1, round(epochs * share))
 
@@ -153,10 +158,7 @@ def controller(profile: str, task: str, strategy: str) -> dict[str, Any]:
 def training(
     profile: str, task: str, chosen: Chosen, strategy: str, changes: Config | None = None
 ) -> Run:
-    """The training of a task by a strategy, at a profile's scale, on the chosen data set.
-
-    `strategy` is a key of `NAMES`; ``linear`` and ``theta`` also as ``linear_LARS`` (section V).
-    """
+    """The training of a task by a key of `NAMES`, or by one such as ``linear_LARS``."""
     name, _, optimizer = strategy.partition("_")
     config = _base(profile, task, chosen[task]) | {"strategy": strategy}
     config["controller"] = own = controller(profile, task, name)
@@ -189,10 +191,7 @@ def fixed(profile: str, task: str, chosen: Chosen, size: int) -> Run:
 
 
 def strategies(profile: str, chosen: Chosen, task: str) -> list[Run]:
-    """A training by each strategy, θ-adaptive with the paper's K too (Tables I to III).
-
-    On CIFAR by two more; on the others, whose decays the paper does not give, with section III-E's.
-    """
+    """A training by each strategy, by two more on CIFAR, else with section III-E's decay."""
     names = (*STRATEGIES, GIVEN, *(MORE if task == CIFAR else (DECAY,)))
     return [training(profile, task, chosen, name) for name in names]
 
@@ -205,41 +204,26 @@ def layerwise(profile: str, chosen: Chosen) -> list[Run]:
     return [training(profile, CIFAR, chosen, name) for name in names]
 
 
-def figure1(profile: str, chosen: Chosen) -> list[Run]:
-    """Super-resolution with the batch sizes of Figure 1."""
-    return [fixed(profile, DIV2K, chosen, size) for size in PAPER[DIV2K]["figure1"]]
-
-
-def figure2(profile: str, chosen: Chosen) -> list[Run]:
-    """Classification with the batch sizes of Figure 2, and θ-adaptive for its K."""
-    sizes = [fixed(profile, CIFAR, chosen, size) for size in PAPER[CIFAR]["figure2"]]
-    return [*sizes, *_peaks(profile, CIFAR, chosen)]
-
-
-def figure6(profile: str, chosen: Chosen) -> list[Run]:
-    """Both restorations with the batch sizes of Tables I and II, and θ-adaptive."""
+def by_size(profile: str, chosen: Chosen, figure: str) -> list[Run]:
+    """The trainings with the batch sizes of Figure 1, 2 or 6; θ-adaptive ones for their K."""
     runs: list[Run] = []
-    for task in (DIV2K, PHANTOM):
-        sizes = [PAPER[task][name]["batch"] for name in ("best", "theta", "linear")]
+    for task, sizes in _SIZES[figure].items():
         runs += [fixed(profile, task, chosen, size) for size in sizes]
-        runs += _peaks(profile, task, chosen)
+        if figure == "figure1":
+            continue
+        runs.append(training(profile, task, chosen, "theta"))
+        rule = PROFILES[profile][task].get("first_epochs")
+        for name in ("best", "theta") if rule else ():
+            run, epochs = fixed(profile, task, chosen, PAPER[task][name]["batch"]), rule["epochs"]
+            first = Run(
+                FIRST_EPOCHS,
+                run.config | {"epochs": epochs},
+                seeds=tuple(range(100, 100 + rule["seeds"])),
+                label=f"{run.label}, first {epochs} epochs",
+                extra=True,
+            )
+            runs.append(first)
     return runs
-
-
-def _peaks(profile: str, task: str, chosen: Chosen) -> Iterator[Run]:
-    """θ-adaptive training; under `long` also the first epochs at the best batch and at B_s."""
-    yield training(profile, task, chosen, "theta")
-    rule = PROFILES[profile][task].get("first_epochs")
-    for name in ("best", "theta") if rule else ():
-        run, epochs = fixed(profile, task, chosen, PAPER[task][name]["batch"]), rule["epochs"]
-        yield replace(
-            run,
-            experiment=FIRST_EPOCHS,
-            config=run.config | {"epochs": epochs},
-            seeds=tuple(range(100, 100 + rule["seeds"])),
-            label=f"{run.label}, first {epochs} epochs",
-            extra=True,
-        )
 
 
 def stable(profile: str, chosen: Chosen) -> list[Run]:
@@ -255,7 +239,7 @@ def stable(profile: str, chosen: Chosen) -> list[Run]:
             "after": [0, 2],
         }
         norms.append(Run("norms", config, label=task))
-    trainings = [run for plan in (figure1, figure2, figure6) for run in plan(profile, chosen)]
+    trainings = [run for figure in _SIZES for run in by_size(profile, chosen, figure)]
     # A training whose batch size changes says nothing about one size, and one that ends early
     # nothing about where it ends.
     whole = [run for run in trainings if run.experiment != FIRST_EPOCHS]
@@ -263,16 +247,12 @@ def stable(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def parallel(profile: str, chosen: Chosen) -> list[Run]:
-    """Training steps on one and on two processes (Figures 7 to 9, 11).
-
-    Processes on CPUs, as the paper's, and of small models whatever the profile: one core is too
-    slow for the paper's. Under `long` quick's, launched several times.
-    """
+    """Training steps of small models on one and on two processes (Figures 7 to 9, 11)."""
     if profile == LONG:
         return [replace(run, seeds=PROCESSES) for run in parallel("quick", chosen)]
     at = "smoke" if profile == "smoke" else "quick"
     config = {
-        "jobs": {task: _job(at, task) for task in TASKS},
+        "jobs": {task: _job(PROFILES[at][task], task) for task in TASKS},
         "averaging": list(AVERAGING),
         "processes": 2,
         "bucket_bytes": 2**14,
@@ -283,8 +263,8 @@ def parallel(profile: str, chosen: Chosen) -> list[Run]:
     return [Run("parallel", config, seeds=(0,), label="steps of one and of two processes")]
 
 
-def _job(profile: str, task: str) -> dict[str, Any]:
-    at, paper = PROFILES[profile][task], PAPER[task]
+def _job(at: Config, task: str) -> dict[str, Any]:
+    paper = PAPER[task]
     side, channels = at["pixels"], at["model"].get("channels", 3)
     up = side * at["model"].get("scale", 2)
     sizes = _doubled(paper["best"]["batch"], paper["theta"]["max_batch"])
@@ -294,5 +274,5 @@ def _job(profile: str, task: str) -> dict[str, Any]:
         "optimizer": OPTIMIZERS[task],
         "input": [channels, side, side],
         "target": None if task == CIFAR else [channels, up, up],
-        "sizes": sorted({batch(profile, task, n) for n in sizes}),
+        "sizes": sorted({max(2, round(n * at["batches"])) for n in sizes}),
     }

@@ -1,17 +1,13 @@
-"""Does a growing batch scale further, and where does the time of a step go?
-
-Figures 7, 8 and 11 have the paper's speed-ups, those of a model of its cluster and those of two
-processes of ours; Figure 9 has the parts of a step of ours and on the modelled cluster.
-"""
+"""Does a growing batch scale further, and where does the time of a step go? Figures 7 to 9, 11."""
 
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +17,8 @@ from repro.experiments.adaptive.runs import AVERAGING, CIFAR, DIV2K, NAMES, PAPE
 from repro.experiments.design import Artefact
 from repro.experiments.judge import Case, Cases, Estimate, NotRun, paired_ratio
 from repro.experiments.query import Results, of_processes
-from repro.report import DASH
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-PARTS = ("computation", "communication", "blocked")
+PARTS = ("computation", "blocked", "communication")
 Measurement = Mapping[str, Any]  # of a task: its steps, messages, bytes and buckets
 
 
@@ -56,15 +48,6 @@ def pace(measurement: Measurement, task: str, strategy: str) -> Estimate:
     return over(alone, together, measurement)
 
 
-def warnings(results: Results, task: str | None = None) -> Iterable[str]:
-    """Yield the warnings of a caption where steps were measured, of one task or of all."""
-    record = results.first("parallel")
-    if record is not None:
-        jobs = record.config["jobs"].items()
-        yield from view.stand_ins(read.networks(job for key, job in jobs if task in (None, key)))
-        yield "SYNTHETIC: random images."
-
-
 def panel(results: Results, task: str) -> str:
     """The title of a panel of steps that were measured here."""
     ours = read.network(results.need("parallel").config["jobs"][task])
@@ -74,42 +57,36 @@ def panel(results: Results, task: str) -> str:
 # Figures 7, 8 and 11: speed-ups.
 
 
-def table(results: Results, task: str) -> list[dict[str, Any]]:
+def table(results: Results, task: str) -> Iterator[dict[str, Any]]:
     """Speed-ups: the paper's, modelled and measured."""
-    measurement, rows = measured(results).get(task), []
+    measurement = measured(results).get(task)
     for strategy in projection.SCALED:
         nodes, value = PAPER[task]["speedups"][strategy]
         held_out = projection.held_out(task, strategy)
         low, high = sorted(own[nodes] if nodes else max(own.values()) for own in held_out)
-        possible = projection.nodes_of(task, strategy)
         gap = pace(measurement, task, strategy) if measurement else None
-        rows.append(
-            {
-                "strategy": NAMES[strategy],
-                "nodes": nodes or f"best of {possible[0]} to {possible[-1]}",
-                "paper": f"{value:.2f}",
-                "modelled from the other two": f"{low:.1f} to {high:.1f}",
-                "two processes, measured": str(gap) if gap else DASH,
-                "n": gap.n if gap else 0,
-            }
-        )
-    return rows
+        yield {
+            "strategy": NAMES[strategy],
+            "nodes": nodes or f"best of 1 to {projection.nodes_of(task, strategy)[-1]}",
+            "paper": f"{value:.2f}",
+            "modelled from the other two": f"{low:.1f} to {high:.1f}",
+            "two processes, measured": gap and str(gap),
+            "n": gap.n if gap else 0,
+        }
 
 
-def figure(results: Results, task: str) -> "Figure":
+def figure(results: Results, task: str) -> Any:
     """Draw speed-ups by nodes: a band comes from the other two strategies alone."""
     from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, new_axes
+    from repro.plots import HOLLOW, INK, legend_below, new_axes
 
     measurement = measured(results).get(task)
     drawn, axes = new_axes(1, 1, 7, 4)
-    axis, fit = axes[0, 0], projection.fitted_to_paper(task)
+    axis, fit, looks = axes[0, 0], projection.fitted_to_paper(task), draw.looks(NAMES.values())
     for number, strategy in enumerate(projection.SCALED):
-        look, colour = draw.LOOKS[strategy], draw.LOOKS[strategy]["color"]
-        at, value = PAPER[task]["speedups"][strategy]
-        fitted = projection.speedups(fit, task, strategy)
-        both = [list(own.values()) for own in projection.held_out(task, strategy)]
-        low, high = np.sort(both, axis=0)
+        look, (at, value) = looks[NAMES[strategy]], PAPER[task]["speedups"][strategy]
+        fitted, colour = projection.speedups(fit, task, strategy), look["color"]
+        low, high = np.sort([[*own.values()] for own in projection.held_out(task, strategy)], 0)
         # As wide as a line at least, where both say the same.
         axis.fill_between([*fitted], low / 1.03, high * 1.03, color=colour, alpha=0.25, lw=0)
         axis.plot([*fitted], [*fitted.values()], "--", color=colour, label=NAMES[strategy])
@@ -121,27 +98,26 @@ def figure(results: Results, task: str) -> "Figure":
             gap = pace(measurement, task, strategy)
             interval = np.exp(gap.interval()).tolist()
             draw.point(axis, 2 * 1.05 ** (number - 1), math.exp(gap.mean), look, interval)
-    axis.plot([], [], "--", color=draw.GREY, label="fit to all three")
-    axis.plot([], [], **draw.PAPERS)
+    axis.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
     band = "predicted from the other two (held out)"
-    axis.fill_between([], [], [], color=draw.GREY, alpha=0.25, lw=0, label=band)
-    title = f"{read.papers_title(task)}, its cluster SIMULATED"
+    axis.fill_between([], [], [], color=INK, alpha=0.25, lw=0, label=band)
+    title = f"paper: {read.ROLES[task]}, {read.DATA[task]}, its cluster SIMULATED"
     if measurement:
-        axis.plot([], [], "o-", color=draw.GREY, label="ours, two processes (95 % interval)")
+        axis.plot([], [], "o-", color=INK, label="ours, two processes (95 % interval)")
         title += f"\n{panel(results, task)}"
     axis.set_title(title, fontsize=9)
-    draw.ticks_of_two(axis, projection.NODES, "nodes")
-    draw.powers_of_two(axis)
-    axis.set_ylabel("speed-up over 1 node, or 1 process")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.set_xticks(projection.NODES)
+    for own in (axis.xaxis, axis.yaxis):
+        own.set_major_formatter("{x:g}")
+    axis.set(xlabel="nodes", ylabel="speed-up over 1 node, or 1 process")
     legend_below(drawn, 2)
     return drawn
 
 
 def speedup(results: Results, task: str) -> Cases:
-    """The nodes that the paper's speed-up of each strategy takes: no cluster was at hand.
-
-    Where the paper does not give their number, it is at least the speed-up.
-    """
+    """The nodes that the paper's speed-up of each strategy takes: no cluster was at hand."""
     paper = PAPER[task]["speedups"]
     needed = {key: paper[key][0] or math.ceil(paper[key][1]) for key in projection.SCALED}
     return {NAMES[key]: NotRun(f"needs a cluster of {n} nodes") for key, n in needed.items()}
@@ -153,7 +129,6 @@ def _artefact(name: str, task: str) -> Artefact:
         plan=runs.parallel,
         rows=partial(table, task=task),
         draw=partial(figure, task=task),
-        facts=partial(warnings, task=task),
         claims={"speedup": partial(speedup, task=task)},
     )
 
@@ -164,46 +139,37 @@ FIGURE11 = _artefact("figure11", CIFAR)
 # Figure 9: the parts of a step.
 
 
-def steps_table(results: Results) -> list[dict[str, Any]]:
+def steps_table(results: Results) -> Iterator[dict[str, Any]]:
     """The parts of measured steps."""
-    return [
-        {
-            "task": task,
-            "averaging": step["averaging"].replace("none", "one process"),
-            "batch size": step["batch"],
-            "processes": step["processes"],
-            **{f"{part} (ms)": f"{1e3 * step[f'{part}_s']:.2f}" for part in ("total", *PARTS)},
-            "n": len(step["samples_s"]),
-        }
-        for task, measurement in measured(results).items()
-        for step in measurement["steps"]
-    ]
+    for task, measurement in measured(results).items():
+        for step in measurement["steps"]:
+            yield {
+                "task": task,
+                "averaging": step["averaging"].replace("none", "one process"),
+                "batch size": step["batch"],
+                **{f"{part} (ms)": f"{1e3 * step[f'{part}_s']:.2f}" for part in ("total", *PARTS)},
+                "n": len(step["samples_s"]),
+            }
 
 
-def figure9(results: Results) -> "Figure":
-    """Draw where the time of measured steps goes, at the largest batch size of each task.
-
-    A step is its computation and the time in which that is blocked; communication, the thin bar
-    below, goes on meanwhile.
-    """
+def figure9(results: Results) -> Any:
+    """Draw where the time of measured steps goes, at the largest batch size of each task."""
     from repro.plots import legend_below, new_axes, styles
 
-    tasks = measured(results)
-    columns = max(1, len(tasks))  # an empty one where nothing was measured
-    drawn, axes = new_axes(1, columns, 3.5 * columns, 3.1)
-    colours = {part: look["color"] for part, look in styles(PARTS).items()}
+    tasks, colours = measured(results), styles(PARTS)
+    drawn, axes = new_axes(1, max(1, len(tasks)), 3.5 * max(1, len(tasks)), 3.1)
     for axis, (task, measurement) in zip(axes[0], tasks.items(), strict=False):
         largest = max(step["batch"] for step in measurement["steps"])
         steps = [step for step in measurement["steps"] if step["batch"] == largest]
-        ways = [step["averaging"].replace("_", "-") for step in steps]
-        rows = np.arange(len(steps))
-        ms = {part: np.array([1e3 * step[f"{part}_s"] for step in steps]) for part in PARTS}
-        bars = [("computation", 0.4, 0, -0.14), ("blocked", 0.4, ms["computation"], -0.14)]
-        for part, height, left, shift in [*bars, ("communication", 0.2, 0, 0.2)]:
-            axis.barh(rows + shift, ms[part], height, left, color=colours[part], label=part)
-        axis.set_yticks(rows, ["1 process" if way == "none" else f"2, {way}" for way in ways])
+        rows, left = np.arange(len(steps)), np.zeros(len(steps))
+        for part, height, shift in zip(PARTS, (0.4, 0.4, 0.2), (-0.14, -0.14, 0.2), strict=True):
+            ms = np.array([1e3 * step[f"{part}_s"] for step in steps])
+            start = left if part == "blocked" else 0
+            axis.barh(rows + shift, ms, height, start, color=colours[part]["color"], label=part)
+            left = left + ms
+        ways = [step["averaging"].replace("none", "1 process") for step in steps]
+        axis.set_yticks(rows, ways)
         axis.invert_yaxis()
-        axis.grid(axis="y", visible=False)
         axis.set_title(f"{panel(results, task)}\nB = {largest}", fontsize=9)
         axis.set_xlabel("time of one step (ms)")
     legend_below(drawn, 3)
@@ -268,7 +234,6 @@ FIGURE9 = read.artefact(
     plan=runs.parallel,
     rows=steps_table,
     draw=figure9,
-    facts=warnings,
     claims={
         "few_samples": few_samples,
         "all_to_all_faster": all_to_all_faster,
@@ -280,17 +245,12 @@ FIGURE9 = read.artefact(
 # Figure 9 on the modelled cluster of the paper.
 
 
-def nodes_table(results: Results) -> list[dict[str, Any]]:
+def nodes_table(results: Results) -> Iterator[dict[str, Any]]:
     """By nodes, computation, communication and blocked time, over one node's computation."""
     costs = projection.breakdown()
-    alone = costs[1].computation_s
-    return [
-        {
-            "nodes": nodes,
-            **{f"{part} (%)": f"{100 * getattr(cost, f'{part}_s') / alone:.2f}" for part in PARTS},
-        }
-        for nodes, cost in costs.items()
-    ]
+    for nodes, cost in costs.items():
+        shares = {part: getattr(cost, f"{part}_s") / costs[1].computation_s for part in PARTS}
+        yield {"nodes": nodes, **{f"{part} (%)": f"{100 * s:.2f}" for part, s in shares.items()}}
 
 
 BREAKDOWN = read.artefact("breakdown", plan=runs.parallel, rows=nodes_table)

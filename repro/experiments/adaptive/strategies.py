@@ -1,16 +1,14 @@
 """What does growing the batch cost in accuracy, and how many updates does it save?
 
-Figures 4, 5 and 10 with Tables I to III: θ-adaptive training against the best fixed batch, linear
-scaling and a batch that grows at a fixed rate. Figure 3: θ after the decay of the rate. Section V:
-with LARS, which changes line 6 of Algorithm 1 alone, and with LAMB, which the paper does not name.
+Figures 3, 4, 5 and 10 with Tables I to III; section V: LARS and, not the paper's, LAMB.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,15 +20,11 @@ from repro.experiments.design import Artefact
 from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import DASH, Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from repro.report import Summary
 
 # The proposed method with K found, with the paper's K, and with a decay where the cost saturates.
 PROPOSED = ("theta", GIVEN, DECAY)
 LAYERWISE = [f"{name}{by}" for by in ("", "_LARS", "_LAMB") for name in ("linear", "theta")]
-LINES = {"SGD": "-", "LARS": "--", "LAMB": ":"}
 
 
 def name_of(strategy: str) -> str:
@@ -45,69 +39,40 @@ def reported_of(task: str, strategy: str) -> dict[str, Any]:
     return reported
 
 
-def by_strategy(
-    results: Results, task: str, strategies: Iterable[str] = NAMES
-) -> dict[str, list[Record]]:
-    """The trainings of a task by strategy, of those that have any."""
-    trainings = {name: read.trained(results, task, name) for name in strategies}
-    return {name: records for name, records in trainings.items() if records}
-
-
-# Tables
-
-
-def ours(results: Results, task: str, strategy: str, other: str) -> dict[str, Any]:
-    """The results of a strategy, and its metric over another strategy's."""
-    records, lost = read.trained(results, task, strategy), read.diverged(results, task, strategy)
-    stages = runs.consecutive(records[0].metrics["batch_size"]) if records else []
-    gap: Estimate | Exact | None = None
-    with suppress(NotRun):
-        gap = None if strategy == other else compared(results, task, strategy, other)
-    return {
-        "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages) or DASH,
-        "K": read.span([k for record in records if (k := record.metrics["interval"][-1])]),
-        read.HEADING[task]: Summary.of(read.final(results, records, runs.METRIC[task])).text(),
-        f"over {other.partition('_')[0]}": str(gap) if isinstance(gap, Estimate) else DASH,
-        "n": f"{len(records)}, {lost} diverged" if lost else len(records),
-    }
-
-
-def table(results: Results, task: str) -> list[dict[str, Any]]:
-    """Table I, II or III, the paper's with ours."""
-    rows = []
-    for strategy in NAMES:
-        records, row = read.trained(results, task, strategy), ours(results, task, strategy, "best")
-        if strategy not in runs.STRATEGIES and not row["n"]:
+def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """A row for each strategy of `over`, with its metric over that of the strategy named there."""
+    for strategy, other in over.items():
+        records, lost = (
+            read.trained(results, task, strategy),
+            read.diverged(results, task, strategy),
+        )
+        if not (records or lost):
             continue
-        paper = reported_of(task, strategy)
-        papers = {f"{read.HEADING[task]}, paper": read.printed(paper)}
-        made = {"updates": read.span(read.updates_of(records))}
-        if task != CIFAR:
-            epochs = read.span([record.metrics["completed"] for record in records])
-            met = all(record.metrics["stopped"] for record in records)
-            papers["epochs, paper"] = paper.get("epochs", DASH)
-            made["epochs"] = epochs if met else f"{epochs} (rule not met)"
-        rows.append({"strategy": name_of(strategy), **papers, **row, **made})
-    return rows
-
-
-def layers_table(results: Results) -> list[dict[str, Any]]:
-    """Section V in numbers; the paper shows no such training."""
-    pairs = [(strategy, strategy.replace("theta", "linear")) for strategy in LAYERWISE]
-    rows = [{"strategy": name_of(one)} | ours(results, CIFAR, one, other) for one, other in pairs]
-    return [row for row in rows if row["n"]]
-
-
-def decay_table(results: Results) -> list[dict[str, Any]]:
-    """Figure 3 in numbers: θ at the end over θ at the first decay of the rate."""
-    return [
-        {
-            "strategy": NAMES[strategy],
-            "θ rises by the factor": Summary.of(rises(results, strategy)).text(3),
-            "n": len(records),
+        stages = runs.consecutive(records[0].metrics["batch_size"]) if records else []
+        metric = read.final(results, records, runs.METRIC[task])
+        paper, gap = reported_of(task, strategy), None
+        with suppress(NotRun):
+            gap = None if strategy == other else compared(results, task, strategy, other)
+        yield {
+            "strategy": name_of(strategy),
+            "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages),
+            "K": read.span([k for record in records if (k := record.metrics["interval"][-1])]),
+            "updates": read.span(read.updates_of(records)),
+            "epochs, paper": paper.get("epochs"),
+            "epochs": read.span([record.metrics["completed"] for record in records]),
+            f"{read.HEADING[task]}, paper": read.printed(paper),
+            read.HEADING[task]: Summary.of(metric).text(),
+            f"over {other.partition('_')[0]}": str(gap) if isinstance(gap, Estimate) else None,
+            "n": f"{len(records)}, {lost} diverged" if lost else len(records),
         }
-        for strategy, records in by_strategy(results, CIFAR).items()
-    ]
+
+
+def decay_table(results: Results) -> Iterator[dict[str, Any]]:
+    """Figure 3 in numbers: θ at the end over θ at the first decay of the rate."""
+    for strategy, name in NAMES.items():
+        if factors := rises(results, strategy):
+            text = Summary.of(factors).text(3)
+            yield {"strategy": name, "θ rises by the factor": text, "n": len(factors)}
 
 
 def fewer_updates(results: Results) -> Estimate:
@@ -119,63 +84,58 @@ def fewer_updates(results: Results) -> Estimate:
 # Figures
 
 
-def _curves(
-    trainings: Mapping[str, Sequence[Record]], task: str, quantities: Mapping[str, str], more: int
-) -> "tuple[Figure, Any]":
-    """Draw quantities by epoch: a colour for each strategy, a line for each optimizer."""
-    from repro.experiments.adaptive import draw
-
-    curves = {name_of(strategy): records for strategy, records in trainings.items()}
-    looks = {
-        name_of(strategy): {**draw.LOOKS[own], "ls": LINES[optimizer or "SGD"]}
-        for strategy in trainings
-        for own, _, optimizer in [strategy.partition("_")]
-    }
-    panels = [(task, name, label, curves) for name, label in quantities.items()]
-    return draw.by_epoch(panels, looks, more)
-
-
-def figure(results: Results, task: str) -> "Figure":
-    """Draw trainings by epoch, and final metrics by updates, the paper's by its own schedules."""
-    from repro.adaptive import updates
+def curves(
+    results: Results,
+    task: str,
+    strategies: Iterable[str],
+    quantities: Mapping[str, str],
+    more: int = 0,
+) -> Any:
+    """Draw quantities by epoch, a colour for each strategy; `more` panels are left empty."""
     from repro.experiments.adaptive import draw
     from repro.plots import legend_below, log_ticks
 
-    trainings, name = by_strategy(results, task), runs.METRIC[task]
-    quantities = {"train_cost": "training loss"} if task == CIFAR else {}
-    quantities |= {name: f"validation {read.HEADING[task]}"}
-    drawn, (*_, paper, here) = _curves(trainings, task, quantities, more=2)
-    for strategy in (*runs.STRATEGIES, "large"):
-        if value := reported_of(task, strategy).get("value"):
-            count = updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
-            draw.point(paper, count, value, draw.LOOKS[strategy])
-    for strategy, records in trainings.items():
-        if not read.diverged(results, task, strategy):
-            end = judge.mean_of(read.final(results, records, name), trials="seeds")
-            made = float(np.mean(read.updates_of(records)))
-            draw.point(here, made, end.mean, draw.LOOKS[strategy], end.interval())
-    here.plot([], [], **draw.PAPERS)
-    here.plot([], [], "o-", color=draw.GREY, label="ours, mean with 95 % interval")
-    ours = drawn.axes[0].get_title()
-    for axis, title in ((paper, read.papers_title(task)), (here, ours)):
-        axis.set_xscale("log")
-        log_ticks(axis.xaxis, (1, 2, 5), "{:,g}")
-        axis.margins(x=0.12, y=0.14)
-        axis.set_title(title, fontsize=9)
-        axis.set(xlabel="updates in the whole training", ylabel=f"final {read.HEADING[task]}")
-    legend_below(drawn, 4)
+    trained = {name_of(name): read.trained(results, task, name) for name in strategies}
+    shown = {name: records for name, records in trained.items() if records}
+    panels = [(task, name, label, shown) for name, label in quantities.items()]
+    drawn, axes = draw.by_epoch(panels, draw.looks(trained), more)
+    if "theta" in quantities:
+        axes[0].set_yscale("log")
+        log_ticks(axes[0].yaxis, (1, 2, 5), "{:,g}")
+    if not more:
+        legend_below(drawn, 3)
     return drawn
 
 
-def curves(results: Results, strategies: Iterable[str], quantities: Mapping[str, str]) -> "Figure":
-    """Draw quantities by epoch on CIFAR, θ on a logarithmic axis."""
-    from repro.plots import legend_below, log_ticks
+def figure(results: Results, task: str) -> Any:
+    """Draw trainings by epoch, and final metrics by updates, the paper's by its own schedules."""
+    from repro.adaptive import updates
+    from repro.experiments.adaptive import draw
+    from repro.plots import HOLLOW, legend_below, log_ticks
 
-    drawn, axes = _curves(by_strategy(results, CIFAR, strategies), CIFAR, quantities, more=0)
-    for axis in axes if "theta" in quantities else ():
-        axis.set_yscale("log")
-        log_ticks(axis.yaxis, (1, 2, 5), "{:,g}")
-    legend_below(drawn, 3)
+    name = runs.METRIC[task]
+    quantities = {"train_cost": "training loss"} if task == CIFAR else {}
+    quantities |= {name: f"validation {read.HEADING[task]}"}
+    drawn = curves(results, task, NAMES, quantities, more=1)
+    axis = drawn.axes[-1]
+    looks = draw.looks(NAMES.values())
+    for strategy, label in NAMES.items():
+        look = looks[label]
+        if strategy not in PROPOSED[1:] and (value := reported_of(task, strategy).get("value")):
+            count = updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
+            draw.point(axis, count, value, look)
+        records = read.trained(results, task, strategy)
+        if records and not read.diverged(results, task, strategy):
+            end = judge.mean_of(read.final(results, records, name), trials="seeds")
+            made = float(np.mean(read.updates_of(records)))
+            draw.point(axis, made, end.mean, look, end.interval())
+    axis.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
+    axis.set_xscale("log")
+    log_ticks(axis.xaxis, (1, 3), "{:,g}")
+    title = f"{drawn.axes[0].get_title()}\npaper: {read.ROLES[task]}, {read.DATA[task]}"
+    axis.set_title(title, fontsize=9)
+    axis.set(xlabel="updates in the whole training", ylabel=f"final {read.HEADING[task]}")
+    legend_below(drawn, 4)
     return drawn
 
 
@@ -187,8 +147,7 @@ def compared(
 ) -> Estimate | Exact:
     """A strategy's final metric less another's, seed by seed.
 
-    A strategy that diverges ends below one that does not: with one seed it is not as high
-    (`higher`), with all of them it is lower.
+    A strategy that diverges with one seed is not as high (`higher`), with all of them it is lower.
     """
     both = [name_of(one), name_of(other)]
     ran = [read.trained(results, task, name, every=True) for name in (one, other)]
@@ -241,10 +200,7 @@ def as_many_epochs(results: Results, task: str) -> Cases:
 
 
 def _rise(record: Record) -> float | None:
-    """θ at the end over θ at the first decay; None where the training ended before.
-
-    Of a training without decays at the same share of its epochs as the paper's first.
-    """
+    """θ at the end over θ at the first decay, or at the paper's share of epochs; None for none."""
     theta = record.metrics["theta"]
     share = PAPER[CIFAR]["decay_at"][0] / PAPER[CIFAR]["epochs"]
     planned = record.config["controller"].get("decay_at")
@@ -293,7 +249,7 @@ def _artefact(name: str, task: str, keeping: Mapping[str, str], losing: Sequence
     return read.artefact(
         name,
         plan=partial(runs.strategies, task=task),
-        rows=partial(table, task=task),
+        rows=partial(table, task=task, over=dict.fromkeys(NAMES, "best")),
         draw=partial(figure, task=task),
         claims=claims,
     )
@@ -308,15 +264,18 @@ FIGURE3 = read.artefact(
     "figure3",
     plan=partial(runs.strategies, task=CIFAR),
     rows=decay_table,
-    draw=partial(curves, strategies=NAMES, quantities={"theta": "θ after the epoch (logarithmic)"}),
+    draw=partial(curves, task=CIFAR, strategies=NAMES, quantities={"theta": "θ after the epoch"}),
     claims={"theta_rises_less": theta_rises_less},
 )
 LARS = read.artefact(
     "lars",
     plan=runs.layerwise,
-    rows=layers_table,
+    rows=partial(
+        table, task=CIFAR, over={name: name.replace("theta", "linear") for name in LAYERWISE}
+    ),
     draw=partial(
         curves,
+        task=CIFAR,
         strategies=LAYERWISE,
         quantities={"train_cost": "training loss", "accuracy": "validation accuracy (%)"},
     ),

@@ -1,24 +1,19 @@
-"""Any θ curve, live: the batch sizes, rates, updates and projected time that follow from it."""
+"""Any θ curve, live: the batch sizes, updates and projected time that follow from it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from repro.adaptive import Step, ThetaController, updates
-from repro.experiments.adaptive import draw as look_of
 from repro.experiments.adaptive import projection
 from repro.experiments.adaptive.runs import NAMES, PAPER, consecutive, paper_schedule
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.query import Results
-from repro.plots import INK, legend_below, log_ticks, new_axes, sign
+from repro.plots import INK, legend_below, new_axes, sign
 
-OTHERS = ("best", "scheduled")  # of the paper's strategies, also drawn
 LARGEST = 2**13  # batch size that a slider reaches
-PEAK_IN = 200  # epochs in which a slider has θ peak and fall
 
 
 def explorers(_: Callable[[str], Results]) -> list[Explorer]:
@@ -71,64 +66,36 @@ def describe(task: str, steps: Sequence[Step]) -> str:
     schedule = consecutive(step.batch_size for step in steps)
     best, samples = paper_schedule(task, "best"), PAPER[task]["samples"]
     model = projection.fitted_to_paper(task)
-    alone = model.training_time(best, samples, 1)
     nodes = [n for n in projection.NODES if n <= schedule[-1][0]]
-    least, fastest = min((model.training_time(schedule, samples, n), n) for n in nodes)
+    speedup, fastest = max((model.speedup(schedule, samples, n), n) for n in nodes)
     count, before = updates(schedule, samples), updates([(best[0][0], len(steps))], samples)
     listed = ", ".join(f"{size} for {epochs} epochs" for size, epochs in schedule)
     return (
         f"K = {steps[-1].interval or 'not found'}; batch {listed};\n{count:,} updates, "
         f"{before / count:.1f} times fewer than at {best[0][0]};\nsimulated on {fastest} nodes of "
-        f"the paper's cluster: speed-up {model.speedup(schedule, samples, fastest):.1f}, "
-        f"{100 * least / alone:.2f} % of the best fixed batch's time on one node"
+        f"the paper's cluster: speed-up {speedup:.1f}"
     )
 
 
 def draw(task: str, curve: Sequence[float], steps: Sequence[Step]) -> Figure:
-    """Draw θ, batches, rates and simulated speed-ups, on axes that are the same for a task."""
-    drawn, axes = new_axes(1, 4, 11.6, 3.0)
-    theta, batches, rates, speed = axes[0]
-    paper, epochs = PAPER[task]["theta"], np.arange(1, len(steps) + 1)
+    """Draw θ and batch sizes by epoch, on axes that are the same for a task."""
+    drawn, axes = new_axes(1, 2, 10, 3.0)
+    theta, batches = axes[0]
+    epochs, interval = np.arange(1, len(steps) + 1), steps[-1].interval
     theta.plot(epochs, curve, color=INK, lw=1.8, label="θ")
-    interval, own = steps[-1].interval, look_of.LOOKS
-    when = f"epoch K = {interval}" if interval else "epoch K (not found)"
-    theta.axvline(interval or np.nan, color="#c0392b", ls="--", lw=1.3, label=when)
+    theta.axvline(interval or np.nan, color="#c0392b", ls="--", lw=1.3, label="epoch K, if found")
     schedules = {"theta": consecutive(step.batch_size for step in steps)}
-    schedules |= {name: paper_schedule(task, name) for name in OTHERS}
-    model, samples = projection.fitted_to_paper(task), PAPER[task]["samples"]
+    schedules |= {name: paper_schedule(task, name) for name in ("best", "scheduled")}
     for strategy, schedule in schedules.items():
-        sizes = [size for size, count in schedule for _ in range(count)]
-        sizes = (sizes + sizes[-1:] * len(steps))[: len(steps)]
-        thin: dict[str, Any] = {} if strategy == "theta" else {"lw": 1.2, "ls": "--"}
-        look: dict[str, Any] = {"lw": 2.0, "color": own[strategy]["color"], **thin}
-        batches.step(epochs, sizes, where="mid", label=NAMES[strategy], **look)
-        nodes = [n for n in projection.NODES if n <= sizes[-1]]
-        speed.plot(nodes, [model.speedup(schedule, samples, n) for n in nodes], **look)
-        at, value = PAPER[task]["speedups"][strategy]
-        if at:
-            look_of.point(speed, at, value, own[strategy])
-    rates.step(epochs, [step.lr for step in steps], where="mid", color=own["theta"]["color"])
-    speed.plot([], [], **{**look_of.PAPERS, "label": "paper's speed-up"})
-    for axis, ends, label in (
-        (batches, (8, 2 * LARGEST), "mini-batch size"),
-        (speed, (0.8, 320), "speed-up (SIMULATED)"),
-    ):
-        look_of.powers_of_two(axis)
-        axis.set_ylim(*ends)
-        axis.set_ylabel(label)
-    theta.set(ylim=(0, 1.08), ylabel="θ (its peak is 1)")
-    rates.set_yscale("log")
-    low, high = paper["lr"] * PAPER["decay"] ** 2, paper["lr"] * LARGEST / paper["batch"]
-    rates.set_ylim(low / 2, 2 * high)
-    log_ticks(rates.yaxis, (1, 2, 5), "{:,g}")
-    rates.set_ylabel("learning rate")
-    for axis in (theta, batches, rates):
-        shown = min(len(steps), PEAK_IN) if axis is theta else len(steps)
-        axis.set(xlabel="epoch", xlim=(0, shown + 1))
-        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    look_of.ticks_of_two(speed, projection.NODES, "nodes of the paper's cluster")
-    speed.set_xlim(0.8, 320)
-    legend_below(drawn, 6)
+        sizes = [size for size, count in schedule for _ in range(count)][: len(steps)]
+        batches.step(range(1, len(sizes) + 1), sizes, where="mid", label=NAMES[strategy])
+    theta.set(ylim=(0, 1.08), ylabel="θ (its peak is 1)", xlim=(0, min(len(steps), 200)))
+    batches.set_yscale("log", base=2)
+    batches.yaxis.set_major_formatter("{x:g}")
+    batches.set(ylim=(8, 2 * LARGEST), ylabel="mini-batch size")
+    for axis in (theta, batches):
+        axis.set_xlabel("epoch")
+    legend_below(drawn, 5)
     sign(
         drawn,
         "SIMULATED: batches as our controller decides on a θ that is made up, on a model of the "

@@ -6,7 +6,6 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,9 @@ def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
 
 
 def launch(
-    job: Config,
-    processes: int,
-    timeout_s: float = 3600.0,
-    function: Callable[[Any], dict[str, Any]] | None = None,
+    job: Config, processes: int, timeout_s: float = 3600.0, function: Any = None
 ) -> dict[str, Any]:
-    """Run a function of a job, by default `measure`, in joined processes; return rank 0's result.
-
-    Raises:
-        RuntimeError: The time is over.
-        ProcessRaisedException: A process failed; the text has its traceback.
-    """
+    """Run a function of a job in joined processes, until a time limit; return rank 0's result."""
     with socket.create_server((LOOPBACK, 0)) as probe:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
@@ -62,9 +53,7 @@ def launch(
         return outcome
 
 
-def _in_rank(
-    rank: int, function: Callable[[Any], Any], job: Any, processes: int, port: int, answered: Path
-) -> None:
+def _in_rank(rank: int, function: Any, job: Any, processes: int, port: int, answered: Path) -> None:
     os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
     os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
@@ -104,19 +93,17 @@ def _messages(sizes: list[int], way: Method, repeats: int) -> list[tuple[int, in
     assert isinstance(group, dist.ProcessGroup)
     processes, warmup = dist.get_world_size(group), 2
     samples: dict[int, list[float]] = {size: [] for size in sizes}
-    for turn in range(warmup + repeats):
-        for size in sizes:
-            flat = torch.ones(max(1, size // 4 // processes) * processes)
-            received, part = torch.empty_like(flat), flat[: len(flat) // processes].clone()
-            dist.barrier(group=group)
-            start = time.perf_counter()
-            if way == "allreduce":
-                dist.all_reduce(flat, group=group)
-            else:
-                average(flat, received, part, way, group)
-            if turn >= warmup:
-                samples[size].append(time.perf_counter() - start)
-    return [(size, processes, statistics.median(times)) for size, times in samples.items()]
+    for size in [*sizes] * (warmup + repeats):
+        flat = torch.ones(max(1, size // 4 // processes) * processes)
+        received, part = torch.empty_like(flat), flat[: len(flat) // processes].clone()
+        dist.barrier(group=group)
+        start = time.perf_counter()
+        if way == "allreduce":
+            dist.all_reduce(flat, group=group)
+        else:
+            average(flat, received, part, way, group)
+        samples[size].append(time.perf_counter() - start)
+    return [(n, processes, statistics.median(times[warmup:])) for n, times in samples.items()]
 
 
 def _batch(job: Config, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,8 +125,7 @@ def _trainer(job: Config, way: str) -> adaptive.DataParallel:
 def _steps(job: Config, ways: list[str]) -> list[dict[str, Any]]:
     """Time steps of every batch size and way of averaging, in turns; medians over the repeats."""
     kinds = ("total_s", "computation_s", "communication_s", "summation_s", "blocked_s")
-    steps = []
-    trainers = {way: _trainer(job, way) for way in ways}
+    steps, trainers = [], {way: _trainer(job, way) for way in ways}
     for size in job["sizes"]:
         batch = _batch(job, size, job["seed"])
         samples: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
@@ -150,16 +136,14 @@ def _steps(job: Config, ways: list[str]) -> list[dict[str, Any]]:
                 for _ in range(4):  # in a row, as in training: the next forward pass hides some
                     trainer.step(*batch)
                 trainer.finish()
-                if turn >= job["warmup"]:
-                    times = trainer.timings
-                    means = {k: statistics.fmean(getattr(t, k) for t in times) for k in kinds}
-                    samples[way].append(means)
-        steps += [
-            {"batch": size, "processes": trainers[way].processes, "averaging": way}
-            | {kind: statistics.median(turn[kind] for turn in turns) for kind in kinds}
-            | {"samples_s": [turn["total_s"] for turn in turns]}
-            for way, turns in samples.items()
-        ]
+                times = trainer.timings
+                means = {k: statistics.fmean(getattr(t, k) for t in times) for k in kinds}
+                samples[way].append(means)
+        for way, turns in samples.items():
+            step = {"batch": size, "processes": trainers[way].processes, "averaging": way}
+            timed = turns[job["warmup"] :]
+            step |= {kind: statistics.median(turn[kind] for turn in timed) for kind in kinds}
+            steps.append(step | {"samples_s": [turn["total_s"] for turn in timed]})
     for trainer in trainers.values():
         trainer.close()
     return steps

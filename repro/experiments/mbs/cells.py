@@ -3,33 +3,24 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from repro.experiments import design
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PUBLISHED, ROLES, task_of
 from repro.experiments.query import Results
-from repro.experiments.view import panel
+from repro.experiments.view import panel, stand_ins
 from repro.records import Record
-from repro.report import DASH
+from repro.report import Summary
 
-MIB = 2**20
 WAYS = ("without", "with")
-UNITS = {"accuracy": "test accuracy (%)", "iou": "test IoU (%)"}
-WITHOUT, WITH, SUMMED, BY_SAMPLES = "without MBS", "with MBS", "not normalised", "by samples (ours)"
 _NAMES = {
     "resnet_cifar": "ResNet-{depth}",
     "amoebanet_d": "AmoebaNet-D of {num_layers} layers",
     "unet": "U-Net of width {width}",
 }
-
-
-def styles() -> dict[str, dict[str, str]]:
-    """Return a colour and a marker for each kind of training."""
-    from repro import plots
-
-    return plots.styles((WITHOUT, WITH, SUMMED, BY_SAMPLES))
+_DATA = {"segmentation": "Carvana", "classification": "Flowers-102"}  # the paper's
 
 
 def trainings(results: Results, role: str, mini_batch: int, streamed: bool) -> list[Record]:
@@ -67,41 +58,37 @@ def gap(results: Results, first: Sequence[Record], second: Sequence[Record]) -> 
 
 def same_result(results: Results, roles: Sequence[str]) -> Cases:
     """Best metric with MBS less that without, at the initial mini-batch."""
-
-    def compare(role: str) -> Estimate:
-        return gap(results, initial(results, role, "with"), initial(results, role, "without"))
-
-    return cases(roles, compare)
+    return cases(roles, lambda role: gap(results, *(initial(results, role, w) for w in WAYS[::-1])))
 
 
-def told(compare: Callable[..., Estimate], *given: Any) -> str:
-    """Return a comparison without its unit; a dash where it cannot be made."""
+def told(number: Callable[[], object]) -> str | None:
+    """Return a number as text without a unit; None where it cannot be had."""
     try:
-        return str(replace(compare(*given), unit=""))
+        found = number()
     except NotRun:
-        return DASH
+        return None
+    return str(replace(found, unit="") if isinstance(found, Estimate) else found)
 
 
-def check(parts_of: Callable[..., Iterator[tuple[bool, str]]]) -> Callable[..., tuple[bool, str]]:
+def check(
+    parts: Callable[..., Iterator[tuple[bool, str]]], **options: Any
+) -> Callable[[Results], tuple[bool, str]]:
     """Make a check of a function that yields, of each part, whether it holds and its numbers."""
 
-    @wraps(parts_of)
-    def joined(*given: Any, **options: Any) -> tuple[bool, str]:
-        parts = list(parts_of(*given, **options))
-        if not parts:
+    def joined(results: Results) -> tuple[bool, str]:
+        found = list(parts(results, **options))
+        if not found:
             raise NotRun("no records")
-        return all(holds for holds, _ in parts), "; ".join(text for _, text in parts)
+        return all(holds for holds, _ in found), "; ".join(text for _, text in found)
 
     return joined
 
 
-def status_or(records: Sequence[Record], text: str) -> str:
-    """Return `text`, or how the runs ended where none succeeded."""
-    if not records:
-        return "not run"
-    if any(record.status == "ok" for record in records):
-        return text
-    return "out of memory" if records[0].status == "out_of_memory" else "error"
+def result(records: Sequence[Record], values: Sequence[float]) -> str:
+    """Return the mean over seeds, or how the runs ended where none was trained."""
+    if values or not records:
+        return Summary.of(values).text() if values else "not run"
+    return {"ok": "1 step fits"}.get(status := records[0].status, status.replace("_", " "))
 
 
 def networks(role: str, records: Iterable[Record]) -> list[str]:
@@ -114,8 +101,8 @@ def networks(role: str, records: Iterable[Record]) -> list[str]:
 
 def ran_as(role: str, records: Iterable[Record]) -> str:
     """Return which network ran in a role: ``ResNet-8 (for ResNet-50)``, or the paper's own name."""
-    names = [name for name in networks(role, records) if name != role]
-    return f"{' and '.join(names)} (for {role})" if names else role
+    names = " and ".join(name for name in networks(role, records) if name != role)
+    return f"{names} (for {role})" if names else role
 
 
 def whose(role: str, records: Sequence[Record]) -> str:
@@ -130,17 +117,8 @@ def whose(role: str, records: Sequence[Record]) -> str:
 def marks(results: Results) -> Iterable[str]:
     """Yield the stand-ins for the paper's data, networks and memory, for a caption."""
     records = [record for record in results.records if record.experiment != "foretell"]
-    papers = {"segmentation": "Carvana", "classification": "Flowers-102"}
-    used = [(r.dataset["name"], papers[task_of(r.config["role"])]) for r in records if r.dataset]
-    stand_ins = [
-        f"{name} for {paper}"
-        for name, paper in used
-        if not name.startswith(paper.lower().replace("-", ""))
-    ]
-    if any(ran_as(role, records) != role for role in ROLES):
-        stand_ins.append("smaller networks")
-    if stand_ins:
-        yield f"STAND-IN: {', '.join(dict.fromkeys(stand_ins))}."
+    data = [(r.dataset["name"], _DATA[task_of(r.config["role"])]) for r in records if r.dataset]
+    yield from stand_ins([*data, *((name, r) for r in ROLES for name in networks(r, records))])
     if any(r.dataset and r.dataset["kind"] == "synthetic" for r in records):
         yield "SYNTHETIC data."
     if any(r.config.get("limit_bytes") or r.config.get("limit_fits") for r in records):

@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,9 @@ QUALITY = 90  # of JPEG
 
 
 def size(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Find the largest mini-batch that fits, by trying and by the linear model (Table 2).
+    """Find the largest mini-batch that fits: by powers of two, by M(B) = p + B a, by the streamer.
 
-    Tries powers of two without streaming under the limit until one runs out of memory, lets the
-    streamer choose by itself, and times undivided steps for the time model t(B) = c + B d.
+    Undivided steps are timed for the model t(B) = c + B d (Table 2).
     """
     torch.manual_seed(seed)
     task, probed = Task(config, data, device), (2, 4, 8)
@@ -60,22 +60,19 @@ def size(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
         str(count): partial(task.step(model, None), *task.first_batch(count))
         for count in (2, 4, 8, 16, 32)
     }
-    return Outcome(
-        metrics={
-            "limit_bytes": limit,
-            "largest_that_fits": fits,
-            "predicted_largest": None if limit is None else memory.largest_batch(limit),
-            "fixed_bytes": memory.fixed_bytes,
-            "bytes_per_sample": memory.bytes_per_sample,
-            "probe_peaks": peaks,
-            "auto_micro_batch": sizing.micro_batch_size,
-            "auto_predicted_bytes": sizing.predicted_bytes,
-            "auto_observed_bytes": sizing.observed_bytes,
-            "auto_prediction_error": sizing.prediction_error,
-        },
-        timings=time_interleaved(steps, warmup=2, repeats=config["repeats"], device=device),
-        peak_bytes=sizing.observed_bytes,
-    )
+    metrics = {
+        "limit_bytes": limit,
+        "largest_that_fits": fits,
+        "predicted_largest": None if limit is None else memory.largest_batch(limit),
+        **asdict(memory),
+        "probe_peaks": peaks,
+        "auto_micro_batch": sizing.micro_batch_size,
+        "auto_predicted_bytes": sizing.predicted_bytes,
+        "auto_observed_bytes": sizing.observed_bytes,
+        "auto_prediction_error": sizing.prediction_error,
+    }
+    timings = time_interleaved(steps, warmup=2, repeats=config["repeats"], device=device)
+    return Outcome(metrics, timings, sizing.observed_bytes)
 
 
 def _fits(task: Task, count: int, limit: int) -> bool:
@@ -91,10 +88,7 @@ def _fits(task: Task, count: int, limit: int) -> bool:
 
 
 def step(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Take two steps of one mini-batch, with or without MBS, under a memory limit (Tables 4, 5).
-
-    An out-of-memory error is the caller's to record.
-    """
+    """Take two steps of one mini-batch, with or without MBS, under a memory limit (Tables 4, 5)."""
     torch.manual_seed(seed)
     task, limit = Task(config, data, device), config["limit_bytes"]
     batch, model = task.first_batch(config["mini_batch"], seed), task.model()
@@ -104,10 +98,7 @@ def step(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
 
 
 def predicted_size(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Find the largest mini-batch by live tensors that have shapes and no content (Table 2).
-
-    The published network takes two training steps at each size; nothing is computed.
-    """
+    """Predict the largest mini-batch by two steps of tensors without content (Table 2)."""
     task, peaks = Task(config, data, "cpu"), []
     for size in config["sizes"]:
         with imagined():
@@ -118,23 +109,12 @@ def predicted_size(config: Config, seed: int, data: ImageData, device: str) -> O
             peak, _ = first_steps(step, [model, inputs, targets])
         peaks.append(peak)
     memory, limit = LinearMemoryModel.fit(config["sizes"], peaks), config["device_bytes"]
-    return Outcome(
-        {
-            "peaks": peaks,
-            "fixed_bytes": memory.fixed_bytes,
-            "bytes_per_sample": memory.bytes_per_sample,
-            "limit_bytes": limit,
-            "largest": memory.largest_batch(limit),
-        }
-    )
+    found = {"peaks": peaks, "limit_bytes": limit, "largest": memory.largest_batch(limit)}
+    return Outcome(found | asdict(memory))
 
 
 def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Time steps with and without MBS, in turns (section 4.3.3).
-
-    Against the undivided initial mini-batch, as in Tables 4 and 5: the same mini-batch in halves,
-    and twice the mini-batch in micro-batches of the initial size.
-    """
+    """Time steps in turns: undivided, in halves, and of twice as many in two (section 4.3.3)."""
     torch.manual_seed(seed)
     task, initial = Task(config, data, device), config["mini_batch"]
     ways = {
@@ -147,11 +127,9 @@ def overhead(config: Config, seed: int, data: ImageData, device: str) -> Outcome
         for name, (count, micro) in ways.items()
     }
     timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
-    per_sample = {name: timings[name].median_s / count for name, (count, _) in ways.items()}
-    metrics = {
-        f"{name}_percent": 100 * (per_sample[name] / per_sample["undivided"] - 1)
-        for name in ("halved", "doubled")
-    }
+    undivided, halved, doubled = (timings[name].median_s for name in ways)
+    metrics = {"halved_percent": 100 * (halved / undivided - 1)}
+    metrics["doubled_percent"] = 100 * (doubled / 2 / undivided - 1)
     return Outcome(metrics, timings)
 
 
@@ -179,10 +157,7 @@ def epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
 
 
 def file_epochs(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Time epochs with MBS by mini-batch and by how images are read, in turns (section 4.3.3).
-
-    Images in memory were decoded from the same files, so that all ways train alike.
-    """
+    """Time epochs by mini-batch and by how the same images are read, in turns (section 4.3.3)."""
     task, ways = Task(config, data, device), {}
     images, labels = task.samples(data.train, config["train_samples"])
     options = {"seed": seed, **config["augment"]}
@@ -203,12 +178,7 @@ def file_epochs(config: Config, seed: int, data: ImageData, device: str) -> Outc
 
 
 def write_files(images: Tensor, folder: Path) -> list[Path]:
-    """Write each image as a JPEG file of its own, onto the disk and not just into its cache.
-
-    Args:
-        images: uint8, (N, 3, H, W).
-        folder: That is there.
-    """
+    """Write each of some images, uint8 (N, 3, H, W), as a JPEG file of its own."""
     paths = [folder / f"{number:05d}.jpg" for number in range(len(images))]
     for path, image in zip(paths, images, strict=True):
         pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
@@ -220,10 +190,7 @@ def write_files(images: Tensor, folder: Path) -> list[Path]:
 
 
 def decode(paths: Iterable[Path], side: int) -> Tensor:
-    """Read images one after the other, uint8 (N, 3, side, side), and leave none in the page cache.
-
-    Where the system cannot drop them (it is no Linux, or the folder lies in memory), they stay.
-    """
+    """Read images, uint8 (N, 3, side, side); drop them from the page cache where Linux can."""
     pixels = []
     for path in paths:
         with path.open("rb", buffering=0) as file:
@@ -252,15 +219,7 @@ def uncached_share(paths: Sequence[Path]) -> float | None:
 
 
 class FileLoader(TensorLoader):
-    """A `TensorLoader` that decodes each mini-batch from files when it is asked for.
-
-    Order and augmentation, and so the mini-batches, are those of the images in memory.
-
-    Args:
-        paths: A file of each image.
-        images: The decoded images, of which only shape and statistics are taken.
-        options: Of `TensorLoader`.
-    """
+    """A `TensorLoader` that decodes each mini-batch from files when it is asked for."""
 
     def __init__(self, paths: Sequence[Path], images: Tensor, *args: Any, **options: Any) -> None:
         super().__init__(images, *args, **options)
@@ -274,9 +233,7 @@ class FileLoader(TensorLoader):
 def timeline(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Trace one mini-batch: each micro-batch's copy and computation, then the update (Figure 2).
 
-    On an accelerator the mini-batch waits in host memory and the copies are real. On a CPU there is
-    nothing to copy: the mini-batch arrives piece by piece, and the cropping and normalising of each
-    piece is traced in the copy's place.
+    On a CPU, where nothing is copied, the cropping and normalising of each piece takes its place.
     """
     torch.manual_seed(seed)
     task, count, micro = Task(config, data, device), config["mini_batch"], config["micro_batch"]
@@ -309,13 +266,9 @@ def timeline(config: Config, seed: int, data: ImageData, device: str) -> Outcome
     spans = [[s.kind, s.micro_batch, s.start_s, s.end_s] for s in streamer.timeline()]
     if device == "cpu":
         spans = [span for span in spans if span[0] == "compute"] + copies
-    return Outcome(
-        {
-            "spans": spans,
-            "update": [computed - start, updated - start],
-            "copied": "pieces prepared on the CPU" if device == "cpu" else "host to device",
-            "micro_batches": result.num_micro_batches,
-            "updates_between_micro_batches": len(set(versions)) - 1,
-            "updates_after": int(first._version != versions[-1]),
-        }
-    )
+    metrics = {"spans": spans, "update": [computed - start, updated - start]}
+    metrics["copied"] = "pieces prepared on the CPU" if device == "cpu" else "host to device"
+    metrics["micro_batches"] = result.num_micro_batches
+    metrics["updates_between_micro_batches"] = len(set(versions)) - 1
+    metrics["updates_after"] = int(first._version != versions[-1])
+    return Outcome(metrics)

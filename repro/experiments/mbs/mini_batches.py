@@ -1,16 +1,12 @@
-"""What fits, and is more than that worth having? (Tables 1, 2, 4 and 5)
-
-Table 1 has no MBS: it is the paper's motivation. Table 2 has the sizes that fit. Do mini-batches
-beyond memory train, what do they cost, and do they pay? (Tables 4 and 5)
-"""
+"""What fits, and is more than that worth having? (Tables 1, 2, 4 and 5)"""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +17,9 @@ from repro.experiments.mbs import cells, runs
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PAPER, ROLES, paper_rows
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
-from repro.report import DASH, Summary, mean_std
+from repro.report import Summary, mean_std
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from repro.plots import Bounds
-
+MIB = 2**20
 ROLES_1 = ("ResNet-50", "U-Net")  # of Table 1
 
 
@@ -41,23 +33,17 @@ def cell_of_table1(results: Results, role: str, resolution: str, size: str) -> l
 
 def table1(results: Results) -> Iterator[dict[str, Any]]:
     """The metric by mini-batch and image size."""
-    paper = PAPER["table1"]
-    for role, resolution, size in product(ROLES_1, ("low", "high"), ("small", "large")):
-        ours = DASH
-        if records := cell_of_table1(results, role, resolution, size):
-            config = records[0].config
-            side = config["augment"].get("crop_size") or config["dataset"]["image_size"]
-            ours = f"{side} px, {config['mini_batch']}"
+    for role, side, size in product(ROLES_1, ("low", "high"), ("small", "large")):
+        paper, records = PAPER["table1"], cell_of_table1(results, role, side, size)
         values = cells.best(results, records)
         yield {
             "model": cells.ran_as(role, results.records),
             # The paper's text leaves the smaller size out; see the note in paper.toml.
-            "image, mini-batch: paper": (
-                f"{paper[role][f'{resolution}_size']} px, {paper[f'{size}_batch']}"
-            ),
-            "ours": ours,
-            "paper (%)": f"{paper[role][f'{resolution}_{size}']:.2f}",
-            "ours (%)": Summary.of(values).text(),
+            "image (px), paper": paper[role][f"{side}_size"],
+            "mini-batch, paper": paper[f"{size}_batch"],
+            "mini-batch": records[0].config["mini_batch"] if records else None,
+            "paper (%)": f"{paper[role][f'{side}_{size}']:.2f}",
+            "ours (%)": cells.result(records, values),
             "n": len(values),
         }
 
@@ -83,59 +69,49 @@ TABLE1 = cells.artefact(
 )
 
 
-def _metrics(results: Results, experiment: str, role: str) -> dict[str, Any]:
-    record = results.first(experiment, role=role)
-    return record.metrics if record else {}
-
-
 def table2(results: Results) -> Iterator[dict[str, Any]]:
     """The largest mini-batch that fits: tried, modelled and chosen by the streamer."""
     for role in ROLES:
-        metrics = _metrics(results, "size", role)
-        error, limit = metrics.get("auto_prediction_error"), metrics.get("limit_bytes")
-        fits, predicted = metrics.get("largest_that_fits"), _metrics(results, "foretell", role)
+        measured, foretold = (results.first(name, role=role) for name in ("size", "foretell"))
+        found = measured.metrics if measured else {}
+        limit, error = found.get("limit_bytes"), found.get("auto_prediction_error")
         yield {
             "model": cells.ran_as(role, results.records),
-            "limit (MiB)": f"{limit / cells.MIB:,.1f}" if limit else DASH,
+            "limit (MiB)": f"{limit / MIB:,.1f}" if limit else None,
             "mini-batch, paper": INITIAL[role],
-            "predicted, paper's network and card": predicted.get("largest", DASH),
-            "largest 2ᵏ that fits": fits if fits is not None else DASH,
-            "M(B): largest that fits": metrics.get("predicted_largest") or DASH,
-            '"auto" chose': metrics.get("auto_micro_batch") or DASH,
-            "prediction error": f"{100 * error:+.2f} %" if error is not None else DASH,
-            "n": int(bool(metrics)),
+            "predicted, paper's network and card": foretold and foretold.metrics["largest"],
+            "largest 2ᵏ that fits": found.get("largest_that_fits"),
+            "M(B): largest that fits": found.get("predicted_largest"),
+            '"auto" chose': found.get("auto_micro_batch"),
+            "prediction error": None if error is None else f"{100 * error:+.2f} %",
+            "n": int(bool(found)),
         }
 
 
-@cells.check
 def initial_sizes(results: Results) -> Iterator[tuple[bool, str]]:
     """Whether the paper's size fits its card by prediction, and its double does not."""
     for role in ROLES:
-        if (n := _metrics(results, "foretell", role).get("largest")) is not None:
-            fits = INITIAL[role] <= n < 2 * INITIAL[role]
-            yield fits, f"{role}: {n}, paper {INITIAL[role]}"
+        if foretold := results.first("foretell", role=role):
+            most, initial = foretold.metrics["largest"], INITIAL[role]
+            yield initial <= most < 2 * initial, f"{role}: {most}, paper {initial}"
 
 
-@cells.check
 def prediction(results: Results) -> Iterator[tuple[bool, str]]:
     """Whether the model's size lies between the last that fits and the next tried."""
-    for role in ROLES:
-        metrics, ran = _metrics(results, "size", role), cells.ran_as(role, results.records)
-        fits, predicted = metrics.get("largest_that_fits"), metrics.get("predicted_largest")
-        if fits is not None and predicted is not None:
+    for record in results.ok("size"):
+        fits, most = (record.metrics[key] for key in ("largest_that_fits", "predicted_largest"))
+        if fits is not None and most is not None:
             tried = f"of powers of two {fits} ran and {2 * fits} did not"
-            yield fits <= predicted < 2 * fits, f"{ran}: M(B) admits {predicted}, {tried}"
+            ran = cells.ran_as(record.config["role"], results.records)
+            yield fits <= most < 2 * fits, f"{ran}: M(B) admits {most}, {tried}"
 
 
 TABLE2 = cells.artefact(
     "table2",
     plan=runs.sizes,
     rows=table2,
-    checks={"prediction": prediction, "initial_sizes": initial_sizes},
+    checks={"prediction": cells.check(prediction), "initial_sizes": cells.check(initial_sizes)},
 )
-
-
-# Accuracy and IoU.
 
 
 def mean_by_size(results: Results, role: str) -> dict[int, float]:
@@ -149,7 +125,7 @@ def gain(results: Results, case: str) -> Estimate:
     """Return the best result with MBS over that of the undivided initial mini-batch, in points.
 
     Of a case such as ``ResNet-50, 32``; of a network alone, of the best mini-batch above the
-    initial one. The interval of the best is widened for that choice (Bonferroni) either way.
+    initial one, whose interval is widened for that choice (Bonferroni).
     """
     role, _, named = case.partition(", ")
     initial = INITIAL[role]
@@ -164,17 +140,10 @@ def gain(results: Results, case: str) -> Estimate:
     return replace(found, label=label, candidates=len(above) if size == best else 1)
 
 
-# Time.
-
-
 def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[float]]:
     """Return the seconds of an epoch by (mini-batch size, whether with MBS).
 
-    Epochs timed in turns have one value a process, on a card one a round. Without such records
-    each training that ran alone gives its median epoch.
-
-    Raises:
-        NotRun: They are of several machines.
+    By epochs in turns: one value a process, on a card one a round; or else by trainings' medians.
     """
     if one_machine(results.ok("epochs", role=role)):
         record = results.measured("epochs", several=results.profile != "gpu", role=role)
@@ -194,20 +163,17 @@ def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[fl
 
 
 def epoch_ratio(results: Results, case: str) -> Estimate:
-    """Return the time of an epoch with MBS over that of the undivided initial mini-batch.
-
-    Of a case such as ``ResNet-50, 32``; of a network alone there are no records.
-    """
+    """Return the time of an epoch with MBS over that undivided, of a case ``ResNet-50, 32``."""
     role, _, size = case.partition(", ")
     if not size:
         raise NotRun("no records")
-    ways, seconds = ((int(size), True), (INITIAL[role], False)), epoch_seconds(results, role)
-    first, second = (seconds.get(way, []) for way in ways)
+    seconds = epoch_seconds(results, role)
+    both = seconds.get((int(size), True), []), seconds.get((INITIAL[role], False), [])
     if results.ok("epochs", role=role):
         trials = "rounds" if results.profile == "gpu" else "processes"
-        found = paired_ratio(first, second, 3, trials=trials)
+        found = paired_ratio(*both, 3, trials=trials)
     else:
-        found = judge.ratio(first, second, 3)
+        found = judge.ratio(*both, 3)
     return replace(found, label=f"{cells.ran_as(role, results.records)}, {size}")
 
 
@@ -234,10 +200,7 @@ SLOWER = ("ResNet-50, 128", "AmoebaNet-D, 256")  # the paper's best above the in
 
 
 def resnet101_faster(results: Results) -> Cases:
-    """ResNet-101: the epoch with MBS over the undivided one. The others: undivided over with MBS.
-
-    Each ratio is then below 1 where the paper's sentence holds.
-    """
+    """Return ratios that are below 1 where the paper's sentence on ResNet-101 holds."""
     found = cases((FASTER, *SLOWER), partial(epoch_ratio, results))
     for case in SLOWER:
         if isinstance(ours := found[case], Estimate):
@@ -246,43 +209,28 @@ def resnet101_faster(results: Results) -> Cases:
     return found
 
 
-# Memory.
-
-
-def _beyond(results: Results, role: str, streamed: bool) -> list[Record]:
-    """Return the records of mini-batches above the initial one, with or without MBS."""
+def _beyond(results: Results, role: str, streamed: bool) -> list[tuple[int, str]]:
+    """Return size and status of runs above the initial mini-batch, with MBS or without."""
     ran = [*results.select("step", role=role), *results.select("train", role=role)]
     return [
-        record
+        (record.config["mini_batch"], record.status)
         for record in ran
-        if record.config["mini_batch"] > INITIAL[role]
-        and (record.config["micro_batch"] is not None) == streamed
+        if (record.config["micro_batch"] is not None) == streamed
+        and record.config["mini_batch"] > INITIAL[role]
     ]
 
 
-@cells.check
 def beyond(results: Results, roles: Sequence[str], streamed: bool) -> Iterator[tuple[bool, str]]:
     """Whether all mini-batches above the initial one train (with MBS) or run out of memory."""
+    wanted = "ok" if streamed else "out_of_memory"
     for role in roles:
         if ran := _beyond(results, role, streamed):
-            wanted = "ok" if streamed else "out_of_memory"
-            sizes = [record.config["mini_batch"] for record in ran if record.status == wanted]
+            sizes = [size for size, status in ran if status == wanted]
             most = f", up to {max(sizes):,}" if streamed and sizes else ""
-            said = f"{cells.ran_as(role, ran)}: {len(sizes)} of {len(ran)} runs{most}"
+            said = f"{cells.ran_as(role, results.records)}: {len(sizes)} of {len(ran)} runs{most}"
             yield len(sizes) == len(ran), said
 
 
-def reach(results: Results) -> Estimate:
-    """Return ResNet-50's largest mini-batch with MBS over the largest without, for ``[story]``."""
-    trained = [
-        r.config["mini_batch"] for r in _beyond(results, "ResNet-50", True) if r.status == "ok"
-    ]
-    if not trained:
-        raise NotRun("no records")
-    return judge.deterministic(max(trained) / INITIAL["ResNet-50"], log=True)
-
-
-@cells.check
 def largest_is_not_best(results: Results, roles: Sequence[str]) -> Iterator[tuple[bool, str]]:
     """Whether another mini-batch than the largest is the best."""
     if results.profile == "smoke":
@@ -295,79 +243,75 @@ def largest_is_not_best(results: Results, roles: Sequence[str]) -> Iterator[tupl
             yield best != largest, f"{cells.ran_as(role, results.records)}: {said}"
 
 
-# What is shown.
+def reach(results: Results) -> Estimate:
+    """Return ResNet-50's largest mini-batch with MBS over the largest without, for ``[story]``."""
+    if trained := [n for n, status in _beyond(results, "ResNet-50", True) if status == "ok"]:
+        return judge.deterministic(max(trained) / INITIAL["ResNet-50"], log=True)
+    raise NotRun("no records")
 
 
 def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
     """A row per model, mini-batch size, without and with MBS."""
     for row, way in product(PAPER[name], cells.WAYS):
         role, size, streamed = row["model"], row["mini_batch"], way == "with"
+        micro = row["micro_batch"] if streamed else None
         records = cells.trainings(results, role, size, streamed)
-        values, micro = cells.best(results, records), row["micro_batch"] if streamed else None
-        result = cells.status_or(records, Summary.of(values).text())
+        values, seconds = cells.best(results, records), None
         if not records:  # perhaps a step alone was tried
             records = results.select("step", role=role, mini_batch=size, micro_batch=micro)
-            result = cells.status_or(records, "1 step fits")
-        took = DASH
         with suppress(NotRun):  # of several machines
-            took = Summary.of(epoch_seconds(results, role).get((size, streamed), ())).text()
-        gained = longer = DASH
-        if streamed:
-            case = f"{role}, {size}"
-            gained, longer = (cells.told(one, results, case) for one in (gain, epoch_ratio))
-        if streamed and size == INITIAL[role] and longer == DASH:
-            step = cells.told(halved_step_ratio, results, role)
-            longer = DASH if step == DASH else f"{step}, of a step"
+            seconds = epoch_seconds(results, role).get((size, streamed))
+        gained, longer = (
+            cells.told(partial(number, results, f"{role}, {size}")) if streamed else None
+            for number in (gain, epoch_ratio)
+        )
         yield {
-            "model": cells.ran_as(role, results.records),
+            "model": role,
             "mini-batch": size,
-            "μ-batch": micro or DASH,
-            "MBS": way,
+            "MBS": f"μ={micro}" if streamed else way,
             "paper (%)": mean_std(row.get(way)),
-            "ours (%)": result,
+            "ours (%)": cells.result(records, values),
+            "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
+            "ours (s/epoch)": seconds and Summary.of(seconds).text(),
             "n": len(values) or len(records),
             "ours, gain (points)": gained,
-            "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
-            "ours (s/epoch)": cells.status_or(records, DASH) if took == DASH else took,
             "ours, time over undivided": longer,
         }
 
 
-def figure_4_5(results: Results, name: str) -> "Figure":
+def figure_4_5(results: Results, name: str) -> Any:
     """Gain and time over the undivided initial mini-batch, the paper's and ours."""
     from repro import plots
 
     unit = "IoU" if name == "table5" else "accuracy"
     better, longer = f"gain in test {unit} (points)", "time of an epoch (ratio)"
-    panels: dict[str, dict[str, dict[str, list[Bounds]]]] = {}
-    refused = {}
+    panels, refused = {}, {}
     for role in dict.fromkeys(row["model"] for row in PAPER[name]):
         ran = results.select("train", role=role) or results.select("epochs", role=role)
         title, rows = cells.whose(role, ran), paper_rows(role)
         undivided, undivided_s = rows[0]["without"][0], rows[0]["time_without"][0]
-        sizes, none = [row["mini_batch"] for row in rows], (math.nan, math.nan)
-        gains = [(row["mini_batch"], row["with"][0] - undivided, *none) for row in rows]
-        times = [(row["mini_batch"], row["time_with"][0] / undivided_s, *none) for row in rows]
+        gains = {row["mini_batch"]: row["with"][0] - undivided for row in rows}
+        times = {row["mini_batch"]: row["time_with"][0] / undivided_s for row in rows}
         panels[title] = {
-            quantity: {"paper": paper, "ours": list(_bounds(partial(one, results), role, sizes))}
-            for quantity, paper, one in ((better, gains, gain), (longer, times, epoch_ratio))
+            quantity: {
+                "paper": [(size, value, math.nan, math.nan) for size, value in paper.items()],
+                "ours": list(_bounds(partial(number, results), role, paper)),
+            }
+            for quantity, paper, number in ((better, gains, gain), (longer, times, epoch_ratio))
         }
-        failed = [r for r in _beyond(results, role, False) if r.status == "out_of_memory"]
-        refused[title] = sorted({record.config["mini_batch"] for record in failed})
-    neutral, style = {better: 0.0, longer: 1.0}, cells.styles()[cells.WITH]
-    return plots.against_mini_batch(panels, refused, neutral, style)
+        undivided_runs = _beyond(results, role, False)
+        refused[title] = {n for n, status in undivided_runs if status == "out_of_memory"}
+    neutral, style = {better: 0.0, longer: 1.0}, plots.styles(("without MBS", "with MBS"))
+    return plots.against_mini_batch(panels, refused, neutral, style["with MBS"])
 
 
-def _bounds(
-    estimate: Callable[[str], Estimate], role: str, sizes: Sequence[int]
-) -> "Iterator[Bounds]":
+def _bounds(estimate: Callable[[str], Estimate], role: str, sizes: Iterable[int]) -> Iterator[Any]:
     """Yield the sizes that were run, each with an estimate and its 95 % interval."""
-    for size in sizes:
-        with suppress(NotRun):
-            ours = estimate(f"{role}, {size}")
+    for case in cases((f"{role}, {size}" for size in sizes), estimate).items():
+        if isinstance(ours := case[1], Estimate):
             scale = math.exp if ours.log else float
             mean, low, high = map(scale, (ours.mean, *ours.interval()))
-            yield size, mean, low, high
+            yield int(case[0].partition(", ")[2]), mean, low, high
 
 
 def _artefact(name: str, roles: Sequence[str], **further: Callable[[Results], Cases]) -> Artefact:
@@ -387,9 +331,9 @@ def _artefact(name: str, roles: Sequence[str], **further: Callable[[Results], Ca
             **further,
         },
         checks={
-            "undivided_fails": partial(beyond, roles=roles, streamed=False),
-            "streamed_trains": partial(beyond, roles=roles, streamed=True),
-            "largest_declines": partial(largest_is_not_best, roles=roles),
+            "undivided_fails": cells.check(beyond, roles=roles, streamed=False),
+            "streamed_trains": cells.check(beyond, roles=roles, streamed=True),
+            "largest_declines": cells.check(largest_is_not_best, roles=roles),
         },
     )
 

@@ -41,7 +41,7 @@ def task_of(role: str) -> str:
 
 def paper_rows(role: str) -> list[dict[str, Any]]:
     """Return a model's rows of Table 4 or 5, the initial mini-batch first."""
-    return [row for table in ("table4", "table5") for row in PAPER[table] if row["model"] == role]
+    return [row for row in (*PAPER["table4"], *PAPER["table5"]) if row["model"] == role]
 
 
 def micro_batch_of(role: str, mini_batch: int) -> int:
@@ -51,19 +51,10 @@ def micro_batch_of(role: str, mini_batch: int) -> int:
 
 
 def extent_of(profile: str, role: str, kind: str = "") -> dict[str, int | None]:
-    """Return training samples of an epoch, test samples (None: all) and epochs.
-
-    Of a `kind`, such as ``short``, where the profile has one.
-    """
+    """Return training and test samples (None: all) and epochs, of a `kind` that the profile has."""
     sizes = PROFILES[profile]
     extent = sizes.get(kind) or sizes["extent"]["all"] | sizes["extent"].get(role, {})
     return {name: None if value == "all" else value for name, value in extent.items()}
-
-
-def streamed_sizes(profile: str, role: str) -> Sequence[int]:
-    """Return the mini-batches that are trained with MBS, the initial one first."""
-    by_role = PROFILES[profile].get("mini_batches")
-    return by_role[role] if by_role else [row["mini_batch"] for row in paper_rows(role)]
 
 
 def _images(profile: str, role: str, name: str, resolution: str) -> dict[str, Any]:
@@ -100,15 +91,13 @@ def base_config(
 ) -> dict[str, Any]:
     """Return the part of a configuration that all experiments of a model share.
 
-    At small scale the limit is set so that the paper's initial mini-batch fits and its double does
-    not; the lower resolution fits anywhere. Under ``gpu`` and ``paper`` it is the paper's card's.
+    The limit is the paper's card's; at small scale twice the initial mini-batch is not to fit.
     """
-    card = profile in ("gpu", "paper")
-    limit: dict[str, int | None] = {
-        "limit_fits": INITIAL[role] if limited and not card and resolution != "low" else None
-    }
-    if card:
+    limit: dict[str, int | None] = {"limit_fits": None}
+    if profile in ("gpu", "paper"):
         limit["limit_bytes"] = PAPER["device_bytes"] if limited else None
+    elif limited and resolution != "low":
+        limit["limit_fits"] = INITIAL[role]
     return {
         "role": role,
         "model": _TOML["models"][PROFILES[profile]["models"]][role],
@@ -129,11 +118,7 @@ def training(
     resolution: str = "high",
     kind: str = "",
 ) -> Run:
-    """Return one training, with or without MBS; see `extent_of` of `kind`.
-
-    Trainings that are not timed may run side by side: of Table 1 all that are not Table 4's or 5's;
-    under `long` and `gpu` see `epochs`.
-    """
+    """Return one training, with or without MBS; those that are not timed may run side by side."""
     micro = micro_batch_of(role, mini_batch) if streamed else None
     timed = not kind or (resolution, mini_batch) == ("high", LARGE_BATCH)
     config = base_config(profile, role, chosen, resolution) | extent_of(profile, role, kind)
@@ -155,13 +140,10 @@ def _division(mini_batch: int, micro_batch: int | None) -> str:
 
 
 def initial_pair(profile: str, role: str, chosen: Chosen) -> list[Run]:
-    """Return the trainings without and with MBS at the initial mini-batch size (Table 2).
-
-    There are none of a network that a profile does not train.
-    """
-    trains = role in PROFILES[profile].get("trains", ROLES)
-    ways = (False, True) if trains else ()
-    return [training(profile, role, chosen, INITIAL[role], streamed) for streamed in ways]
+    """Return the trainings without and with MBS at the initial mini-batch size (Table 2)."""
+    if role not in PROFILES[profile].get("trains", ROLES):
+        return []
+    return [training(profile, role, chosen, INITIAL[role], way) for way in (False, True)]
 
 
 def resolutions(profile: str, chosen: Chosen) -> list[Run]:
@@ -186,14 +168,12 @@ def tables_4_5(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
 
 
 def _pairs(profile: str, role: str, chosen: Chosen) -> list[Run]:
-    """Return trainings of every size of the paper's that an epoch's samples fill.
-
-    Without MBS most only run out of memory.
-    """
+    """Return trainings of every size of the paper's that an epoch's samples fill."""
     trains = partial(training, profile, role, chosen)
-    samples, sizes = extent_of(profile, role)["train_samples"], streamed_sizes(profile, role)
-    runs: list[Run] = []
-    for size in (row["mini_batch"] for row in paper_rows(role)):
+    samples, paper = extent_of(profile, role)["train_samples"], paper_rows(role)
+    every = [row["mini_batch"] for row in paper]
+    sizes, runs = PROFILES[profile].get("mini_batches", {role: every})[role], []
+    for size in every:
         if samples is None or size <= samples:
             run = trains(size, False)
             # Where the limit is set by the initial size, twice that fails for every seed.
@@ -211,7 +191,7 @@ def _pairs(profile: str, role: str, chosen: Chosen) -> list[Run]:
 
 def _on_gpu(profile: str, role: str, chosen: Chosen) -> list[Run]:
     """Return the trainings at smaller images, and steps at the paper's under its memory limit."""
-    sizes, runs = streamed_sizes(profile, role), initial_pair(profile, role, chosen)
+    sizes, runs = PROFILES[profile]["mini_batches"][role], initial_pair(profile, role, chosen)
     if runs:
         runs += [training(profile, role, chosen, size, True) for size in sizes[1:]]
         if whole := _TOML["whole"].get(chosen[task_of(role)]):
@@ -227,11 +207,7 @@ def _on_gpu(profile: str, role: str, chosen: Chosen) -> list[Run]:
 def _measurement(
     experiment: str, profile: str, role: str, chosen: Chosen, label: str = "", **more: Any
 ) -> Run:
-    """Return a measurement of memory or time: at the paper's sides under `gpu`.
-
-    `long` has that of `quick`, by several processes and on its datasets: the length of a training
-    is no time. The label follows the role's.
-    """
+    """Return a measurement of memory or time; `long` has that of `quick`, by several processes."""
     extent = PROFILES[profile]["measured"].get(experiment, {})
     seeds: tuple[int, ...] = (0,)
     if profile == LONG:
@@ -256,11 +232,7 @@ def epochs(profile: str, role: str, chosen: Chosen) -> Run:
 
 
 def file_epochs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the times of epochs whose images are decoded from files, and of those in memory.
-
-    Of the smallest mini-batch beyond memory, and the largest that an epoch's images fill. Files
-    have the paper's 224 pixels wherever the network sees fewer, but for toys.
-    """
+    """Return the times of epochs whose images are decoded from files, and of those in memory."""
     role, largest = FILES_ROLE, PROFILES[profile]["measured"]["file_epochs"]["train_samples"]
     ways = {
         f"{size}, {reading}": [size, micro_batch_of(role, size), reading]
@@ -280,20 +252,14 @@ def file_epochs(profile: str, chosen: Chosen) -> list[Run]:
 def sizes(profile: str, chosen: Chosen) -> list[Run]:
     """Return Table 2's search for the largest mini-batch of each model, here and predicted."""
     runs = [_measurement("size", profile, role, chosen) for role in ROLES]
+    common = {"device_bytes": PAPER["device_bytes"], "resolution": "high"}
     for role in ["U-Net"] if profile == "smoke" else ROLES:  # the others take seconds each
-        side = SIDES[role]["high"]
-        predicted = {
-            "role": role,
-            "model": PUBLISHED[role],
-            "optimizer": _TOML["optimizers"][role],
-            "classes": 1 if role == "U-Net" else 102,
-            "sides": [side, side],
-            "sizes": [INITIAL[role] // 2, INITIAL[role]],
-            "device_bytes": PAPER["device_bytes"],
-            "resolution": "high",
-            "augment": {"crop_size": side},
-        }
-        runs.append(Run("foretell", predicted, seeds=(0,), label=role))
+        side, optimizer = SIDES[role]["high"], _TOML["optimizers"][role]
+        config = {"role": role, "model": PUBLISHED[role], "optimizer": optimizer, **common}
+        config |= {"sides": [side, side], "augment": {"crop_size": side}}
+        config |= {"sizes": [INITIAL[role] // 2, INITIAL[role]]}
+        config |= {"classes": 1 if role == "U-Net" else 102}
+        runs.append(Run("foretell", config, seeds=(0,), label=role))
     return runs
 
 
@@ -314,24 +280,18 @@ def normalisations(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def paired_trainings(profile: str, chosen: Chosen) -> list[Run]:
-    """Return ResNet-50's training at the initial mini-batch, twice: without and with MBS.
-
-    With BatchNorm, with GroupNorm in its place, and that in float64, which is slow: one seed trains
-    no longer than in quick.
-    """
+    """Return ResNet-50's training at the initial mini-batch, without and with MBS, by norm."""
     role, initial, runs = "ResNet-50", INITIAL["ResNet-50"], []
     for norm, dtype in NORMS:
         wide = dtype == "float64"
         length = extent_of("quick" if wide and profile != "smoke" else profile, role, "short")
         config = base_config(profile, role, chosen, limited=False) | length
         config |= {"mini_batch": initial, "micro_batch": initial // 2, "norm": norm, "dtype": dtype}
-        name = f"{'GroupNorm' if norm == 'group' else 'BatchNorm'}{' in float64' if wide else ''}"
-        label = f"{role}, {name}, without and with MBS"
+        label = f"{role}, {norm} norm, {dtype}, without and with MBS"
         runs.append(Run("twins", config, seeds=(0,) if wide else None, label=label))
     return runs
 
 
 def timeline(profile: str, chosen: Chosen) -> list[Run]:
     """Return the traced mini-batch of Figure 2."""
-    run = _measurement("timeline", profile, "ResNet-50", chosen, mini_batch=64, micro_batch=16)
-    return [run]
+    return [_measurement("timeline", profile, "ResNet-50", chosen, mini_batch=64, micro_batch=16)]

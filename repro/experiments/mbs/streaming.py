@@ -2,16 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from repro.experiments.judge import Cases, Estimate, NotRun, mean_of, paired_ratio
-from repro.experiments.mbs.cells import artefact, marks, ran_as, whose
+from repro.experiments.mbs.cells import artefact, marks, ran_as, told, whose
 from repro.experiments.mbs.runs import FILES_ROLE, READINGS, file_epochs, paper_rows, timeline
 from repro.experiments.query import Results
 from repro.report import Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Spans = Sequence[Sequence[Any]]  # kind, micro-batch, start, end in seconds
 
@@ -27,29 +25,27 @@ def hidden_shares(spans: Spans) -> list[float]:
     return shares
 
 
+def _timeline(results: Results) -> dict[str, Any]:
+    record = results.first("timeline")
+    return record.metrics if record else {"spans": [], "update": [0.0, 1e-3], "copied": "copy"}
+
+
 def stages(results: Results) -> Iterator[dict[str, Any]]:
     """The times of the stages of one mini-batch."""
-    record = results.first("timeline")
-    metrics: Any = record.metrics if record else {"spans": [], "copied": "copy"}
-    updates = [("update", 0, *metrics["update"])] if record else []
+    metrics = _timeline(results)
+    spans = [*metrics["spans"], ("update", 0, *metrics["update"])] if metrics["spans"] else []
     names = {"copy": metrics["copied"], "compute": "forward + backward", "update": "optimizer step"}
     for kind, stage in names.items():
-        spans = [*metrics["spans"], *updates]
         ms = [1e3 * (end - start) for own, _, start, end in spans if own == kind]
-        each, total = Summary.of(ms).text(), f"{sum(ms):.2f}"
-        yield {"stage": stage, "n": len(ms), "each (ms)": each, "in all (ms)": total}
+        yield {"stage": stage, "n": len(ms), "each (ms)": Summary.of(ms).text()}
 
 
-def figure2(results: Results) -> "Figure":
+def figure2(results: Results) -> Any:
     """A measured timeline."""
     from repro import plots
 
-    record = results.first("timeline")
-    if record is None:
-        return plots.timeline([("compute", 0, 0.0, 0.0)], (0.0, 1e-3), "copy", "ours: not run")
-    metrics = record.metrics
-    lane = "prepare on the CPU" if "CPU" in metrics["copied"] else "copy, host to device"
-    return plots.timeline(metrics["spans"], metrics["update"], lane, whose("ResNet-50", [record]))
+    metrics, ran = _timeline(results), whose("ResNet-50", results.ok("timeline"))
+    return plots.timeline(metrics["spans"], metrics["update"], metrics["copied"], ran)
 
 
 def one_update(results: Results) -> tuple[bool, str]:
@@ -100,34 +96,27 @@ def growth(results: Results, reading: str) -> Estimate:
 def table(results: Results) -> Iterator[dict[str, Any]]:
     """The times of both mini-batches by how images are read, and their growth."""
     paper = {row["mini_batch"]: row["time_with"][0] for row in paper_rows(FILES_ROLE)}
-    for reading, said in READINGS.items():
-        if not results.ok("file_epochs"):
-            yield {"images": said, "n": 0, "ours": "not run"}
-            continue
+    for reading, said in READINGS.items() if results.ok("file_epochs") else ():
         seconds = _epochs_s(results, reading)
         small, large = seconds
         yield {
             "images": said,
-            "mini-batches": f"{small}, {large}",
             "n": len(seconds[small]),
-            "ours, smaller (s/epoch)": Summary.of(seconds[small]).text(),
-            "ours, larger (s/epoch)": Summary.of(seconds[large]).text(),
-            "ours, larger / smaller": str(growth(results, reading)),
+            **{f"B = {n} (s/epoch)": Summary.of(own).text() for n, own in seconds.items()},
+            "larger / smaller": told(partial(growth, results, reading)),
             "paper, larger / smaller": f"×{paper[large] / paper[small]:.3f}",
         }
 
 
 def _files(results: Results) -> Iterable[str]:
     """Yield the number, size and place of the files, for the caption."""
-    record = results.first("file_epochs")
-    if record is not None:
+    if record := results.first("file_epochs"):
         count, uncached = record.metrics["files"], record.metrics["uncached"]
-        kilobytes = record.metrics["file_bytes"] / count / 1000
-        where = ", perhaps from the page cache"
+        where = "perhaps from the page cache"
         if uncached is not None:
-            where = f", {100 * uncached:.0f} % not in the page cache"
-        pixels = record.config["dataset"]["image_size"]
-        yield f"{count:,} files of our own: JPEG, {pixels} px, {kilobytes:.0f} kB{where}."
+            where = f"{100 * uncached:.0f} % not in the page cache"
+        each = f"{record.metrics['file_bytes'] / count / 1000:.0f} kB"
+        yield f"{count:,} JPEG files of our own, {each} each, {where}."
     yield from marks(results)
 
 

@@ -6,27 +6,20 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from repro import models
+from repro import training as plain
 from repro.datasets import Ahead, ImageData, Split, TensorLoader, channel_statistics
 from repro.experiments.captured import CapturedStep, low_precision
 from repro.experiments.design import Outcome
 from repro.experiments.mbs.runs import AS_IN_PAPER
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryBudget, MemoryMeter, Timing, comparable_peaks
-from repro.training import (
-    Epoch,
-    Step,
-    evaluate_binary_segmentation,
-    evaluate_classifier,
-    fit,
-    plain_step,
-)
+from repro.training import Epoch, Step, fit
 
 Config = Mapping[str, Any]
 Batch = tuple[Tensor, Tensor]
@@ -53,28 +46,14 @@ def bce_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(logits, truth) + 1 - dice
 
 
-@dataclass(frozen=True)
 class Task:
-    """A configuration with its data, on a device."""
+    """A configuration with its data, on a device; see sections 4.2.3 and 4.2.4."""
 
-    config: Config
-    data: ImageData
-    device: str
-
-    @property
-    def segments(self) -> bool:
-        """Whether U-Net is trained on masks."""
-        return bool(self.config["role"] == "U-Net")
-
-    @property
-    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss of section 4.2.4."""
-        return bce_dice_loss if self.segments else nn.functional.cross_entropy
-
-    @property
-    def low(self) -> torch.dtype | None:
-        """The type of forward passes under autocast, None for float32."""
-        return low_precision(self.config)
+    def __init__(self, config: Config, data: ImageData, device: str) -> None:
+        self.config, self.data, self.device = config, data, device
+        self.segments = config["role"] == "U-Net"  # it is trained on masks
+        self.loss = bce_dice_loss if self.segments else nn.functional.cross_entropy
+        self.low = low_precision(config)  # of forward passes under autocast; None: float32
 
     def model(self) -> nn.Module:
         """Build the model with fresh weights, on the device."""
@@ -87,7 +66,7 @@ class Task:
         return model
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Build the optimizer of section 4.2.4."""
+        """Build the optimizer."""
         options = {k: v for k, v in self.config["optimizer"].items() if k != "schedule"}
         kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[options.pop("name")]
         return kind(model.parameters(), **options)
@@ -98,14 +77,10 @@ class Task:
         With a larger `count` than there are, images come several times, each augmented by itself.
         """
         targets = split.masks if self.segments else split.labels
-        if targets is None:
-            wanted, role = "masks" if self.segments else "labels", self.config["role"]
-            raise ValueError(f"the dataset has no {wanted}, which {role} is trained on")
+        assert targets is not None, f"{self.config['role']} needs another dataset"
         count, some = count or len(split), Split(split.images, targets)
-        if count < len(split):
-            some = some.evenly(count)
-        else:
-            some = some.chosen(torch.arange(count) % len(split))
+        fewer = count < len(split)
+        some = some.evenly(count) if fewer else some.chosen(torch.arange(count) % len(split))
         assert some.labels is not None
         return some.images.expand(-1, 3, -1, -1), some.labels
 
@@ -140,7 +115,9 @@ class Task:
         size = 128 if self.low else 4 if self.segments and self.device != "cpu" else 16
         options = {"shuffle": False, "device": "cpu", **self._normalised()}
         loader = TensorLoader(*self.samples(self.data.test, count), min(size, count), **options)
-        evaluate = evaluate_binary_segmentation if self.segments else evaluate_classifier
+        evaluate = plain.evaluate_classifier
+        if self.segments:
+            evaluate = plain.evaluate_binary_segmentation
         kind, low = torch.device(self.device).type, self.low
 
         def measure() -> dict[str, float]:
@@ -166,13 +143,10 @@ class Task:
         normalization: str = "paper",
         **options: Any,
     ) -> Step:
-        """Return a training step: streamed by Algorithm 1, or undivided where `micro` is None.
-
-        By a new optimizer, where none is given; with further options of the streamer.
-        """
+        """Return a training step: streamed by Algorithm 1, or undivided where `micro` is None."""
         updates = optimizer or self.optimizer(model)
         if micro is None and self.low is None:
-            return plain_step(model, self.loss, updates, self.device)
+            return plain.plain_step(model, self.loss, updates, self.device)
         if micro is None:
             return CapturedStep(model, self.loss, updates, self.low, captured=False)
         streamer = self.streamer(model, micro, normalization, autocast=self.low, **options)
@@ -206,9 +180,7 @@ class Task:
     def limit(self) -> int | None:
         """Return the simulated device's memory in bytes, None for the device as it is.
 
-        Where the configuration names none, it lies half way between the need of the paper's initial
-        mini-batch and of twice that, so that the same mini-batches fit and fail as on the paper's
-        card.
+        Half way between the needs of `limit_fits` samples and of twice as many, where that is set.
         """
         config, fits = self.config, self.config["limit_fits"]
         if fits is None:
@@ -230,16 +202,15 @@ class Task:
         return fit(model, step, Ahead(loader, self.device), device=self.device, **options)
 
 
-def _epoch_timing(history: Sequence[Epoch]) -> dict[str, Timing]:
-    return {"epoch": Timing(tuple(epoch.time_s for epoch in history[1:]), warmup=1)}
+def _outcome(metrics: dict[str, Any], history: Sequence[Epoch], peak: int | None = None) -> Outcome:
+    timing = Timing(tuple(epoch.time_s for epoch in history[1:]), warmup=1)
+    return Outcome(metrics, {"epoch": timing}, peak)
 
 
 def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train with or without MBS under a memory limit (Tables 1, 3, 4, 5 and Figure 3).
 
-    On a CPU the limit is simulated, and watching every storage costs time: two steps on a copy of
-    the model are taken under it, and the training that is timed runs without. On an accelerator
-    all of it runs under the limit. An out-of-memory error is the caller's to record.
+    On a CPU, where watching every storage costs time, two steps on a copy are taken under it.
     """
     task, micro = Task(config, data, device), config["micro_batch"]
     limit = task.limit()  # before this model occupies memory
@@ -267,24 +238,14 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
         raise FloatingPointError(f"training diverged: the losses of the epochs are {losses}")
     metric = "iou" if task.segments else "accuracy"
     curves = {name: [e.metrics[name] for e in history] for name in history[0].metrics}
-    metrics = {
-        "best": max(curves[metric]),
-        "metric": metric,
-        "train_loss": losses,
-        **curves,
-        "limit_bytes": limit,
-        "limit_simulated": limit is not None,
-        "steps_per_epoch": len(loader),
-    }
-    peak = watched.peak_reserved_bytes if watched else None
-    return Outcome(metrics, _epoch_timing(history), peak)
+    metrics = {"best": max(curves[metric]), "metric": metric, "train_loss": losses, **curves}
+    metrics |= {"limit_bytes": limit, "limit_simulated": limit is not None}
+    metrics["steps_per_epoch"] = len(loader)
+    return _outcome(metrics, history, watched.peak_reserved_bytes if watched else None)
 
 
 def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
-    """Train with a normalisation; undivided where the configuration has none (section 3.4).
-
-    A training that diverges is a result; its losses that are not finite are None.
-    """
+    """Train with a normalisation, or undivided (section 3.4); a divergence is a result."""
     torch.manual_seed(seed)
     task, way = Task(config, data, device), config["normalization"]
     model = task.model()
@@ -293,16 +254,15 @@ def normalised(config: Config, seed: int, data: ImageData, device: str) -> Outco
     history = task.history(task.epoch_loader(seed), model, step)
     finite = [e.train_loss if math.isfinite(e.train_loss) else None for e in history]
     accuracy = [epoch.metrics["accuracy"] for epoch in history]
-    metrics = {"train_loss": finite, "accuracy": accuracy}
-    metrics |= {"best": max(accuracy), "diverged": None in finite}
-    return Outcome(metrics, _epoch_timing(history))
+    metrics = {"train_loss": finite, "accuracy": accuracy, "best": max(accuracy)}
+    metrics["diverged"] = None in finite
+    return _outcome(metrics, history)
 
 
 def gradients(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Compare accumulated gradients with the whole mini-batch's, in float64 (section 3.4).
 
-    Once as in training, where BatchNorm sees micro-batches, and once by its running statistics, so
-    that normalisation alone is compared.
+    BatchNorm sees micro-batches as in training, or takes its running statistics (``frozen``).
     """
     torch.manual_seed(seed)
     task = Task(config, data, device)
@@ -346,8 +306,7 @@ def without_batchnorm(model: nn.Module) -> nn.Module:
 def paired_training(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train without and with MBS from the same weights and compare the weights after each epoch.
 
-    The metric ``apart`` is, by epoch, the distance of the two trainings' weights over the distance
-    of the training without MBS from its start.
+    ``apart``: the distance of both trainings' weights over the undivided one's from its start.
     """
     torch.manual_seed(seed)
     task = Task(config, data, device)
@@ -357,16 +316,16 @@ def paired_training(config: Config, seed: int, data: ImageData, device: str) -> 
     if config["dtype"] == "float64":
         start.double().register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
     metrics: dict[str, Any] = {"train_loss": {}, "accuracy": {}, "best": {}}
-    passed: dict[str, list[Tensor]] = {}
-    for way, micro in (("without", None), ("with", config["micro_batch"])):
-        model, weights = copy.deepcopy(start), passed.setdefault(way, [])
-        step = task.step(model, micro)
+    passed: dict[str, list[Tensor]] = {"without": [], "with": []}
+    for way, weights in passed.items():
+        model = copy.deepcopy(start)
+        step = task.step(model, config["micro_batch"] if way == "with" else None)
         options = {"on_epoch": lambda _, m=model, kept=weights: kept.append(_weights(m))}
         history = task.history(task.epoch_loader(seed), model, step, **options)
         metrics["train_loss"][way] = [epoch.train_loss for epoch in history]
         metrics["accuracy"][way] = [epoch.metrics["accuracy"] for epoch in history]
         metrics["best"][way] = max(metrics["accuracy"][way])
-    first, pairs = _weights(start), zip(passed["without"], passed["with"], strict=True)
+    first, pairs = _weights(start), zip(*passed.values(), strict=True)
     metrics["apart"] = [float((other - own).norm() / (own - first).norm()) for own, other in pairs]
     return Outcome(metrics)
 

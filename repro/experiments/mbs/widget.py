@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 
 from repro import plots
 from repro.experiments.explorer import Control, Explorer
-from repro.experiments.mbs.cells import MIB, WITH, WITHOUT, styles, whose
+from repro.experiments.mbs.cells import whose
 from repro.experiments.query import Results
 from repro.experiments.view import device_name
 from repro.measure import LinearMemoryModel
 from repro.records import Record
 
+MIB = 2**20
 SIZES = tuple(2**k for k in range(11))  # mini-batches that the explorer offers
-LEAST_SHARE = 0.1  # of the limit, the smallest that the explorer offers
 
 
 def plan_streaming(record: Record, limit_mib: float, mini_batches: Sequence[int]) -> pd.DataFrame:
@@ -46,48 +46,34 @@ def explorers(results: Callable[[str], Results]) -> list[Explorer]:
     records = {record.config["role"]: record for record in results("table2").ok("size")}
     if not records:
         return []
-
-    def computed(role: str, percent: int, mini_batch: int) -> tuple[str, Figure]:
-        limit_mib = percent / 100 * default_limit_mib(records[role])
-        figure = draw_plan(records[role], limit_mib, mini_batch)
-        return f"limit {limit_mib:,.0f} MiB: {figure.get_suptitle()}", figure
-
-    first = next(iter(records))
-    sizes = {f"{size:,}": size for size in SIZES}
     shares = {f"{percent} %": percent for percent in range(10, 401, 10)}
+    sizes = {f"{size:,}": size for size in SIZES}
     controls = {
-        "role": Control("in place of", {name: name for name in records}, first, 4, listed=True),
+        "record": Control("in place of", records, next(iter(records)), 4, listed=True),
         "percent": Control("memory limit, of Table 2's", shares, "100 %", 4),
         "mini_batch": Control("mini-batch size", sizes, "64", 3),
     }
-    return [Explorer("mbs", controls, computed)]
+    return [Explorer("mbs", controls, draw_plan)]
 
 
-def default_limit_mib(record: Record) -> float:
-    """Return the limit that a ``size`` record was measured under, else its device's memory."""
-    return float(record.metrics["limit_bytes"] or record.device["memory_bytes"]) / MIB
-
-
-def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
-    """Draw memory and time against the mini-batch, and the plan of one of them.
-
-    The axes are the record's alone, so that moving the limit or the mini-batch moves the lines.
-    """
-    sizes = sorted({*SIZES, mini_batch})
-    plans = plan_streaming(record, limit_mib, sizes)
-    memory = {WITHOUT: list(plans["undivided_mib"]), WITH: list(plans["streamed_mib"])}
-    times = {WITHOUT: list(plans["undivided_ms"]), WITH: list(plans["streamed_ms"])}
-    least = min(memory[WITHOUT][0], LEAST_SHARE * default_limit_mib(record))
-    most = memory[WITHOUT][-1]
-    unlimited = plan_streaming(record, 2 * most, sizes)["undivided_ms"]
-    extent = (0.8 * least, 1.3 * most), (0.8 * unlimited.iloc[-1], 1.3 * unlimited.iloc[0])
-    number, size = plans.loc[mini_batch, ["number", "size"]].astype(int)
-    summary = f"in {number} micro-batches of at most {size}"
-    if number < 2:
-        summary = "which fit undivided" if number else "of which not one fits"
-    title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {summary}"
+def draw_plan(record: Record, percent: int, mini_batch: int) -> tuple[str, Figure]:
+    """Draw memory and time against the mini-batch, on the same axes whatever is chosen."""
+    whole_mib = (record.metrics["limit_bytes"] or record.device["memory_bytes"]) / MIB
+    limit_mib = percent / 100 * whole_mib
+    plan = plan_streaming(record, limit_mib, SIZES)
+    named = {"without MBS": "undivided", "with MBS": "streamed"}
+    memory, times = (
+        {name: list(plan[f"{way}_{unit}"]) for name, way in named.items()} for unit in ("mib", "ms")
+    )
+    undivided = memory["without MBS"]
+    unlimited = plan_streaming(record, 2 * undivided[-1], SIZES)["undivided_ms"]
+    least = 0.8 * min(undivided[0], whole_mib / 10)  # the smallest limit
+    extent = (least, 1.3 * undivided[-1]), (0.8 * unlimited.iloc[-1], 1.3 * unlimited.iloc[0])
+    number, size = plan.loc[mini_batch, ["number", "size"]].astype(int)
+    said = f"in {number} micro-batches of at most {size}" if number else "not one sample fits"
+    title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {said}"
     figure = plots.streaming_plan(
-        sizes, memory, times, limit_mib, mini_batch, styles(), extent, title
+        SIZES, memory, times, limit_mib, mini_batch, plots.styles(named), extent, title
     )
     plots.sign(figure, f"Modelled from measurements on {device_name(record)}; SIMULATED limit.")
-    return figure
+    return f"limit {limit_mib:,.0f} MiB: {title}", figure

@@ -1,29 +1,19 @@
-"""How far beyond the device's memory do networks train, and at what speed? (Table 1, Figure 4)
-
-ResNet-50 against training in core, against LMS (Le et al. 2019), and with and without chunks;
-simulated also at our best, by packed plans with chunks of sizes that variables have. Then the
-paper's other networks.
-"""
+"""How far beyond the device's memory do networks train, and at what speed? (Table 1, Figure 4)"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.experiments import judge
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.outofcore import points, runs
-from repro.experiments.outofcore.panels import Heights, Line, Panel, draw, line_of
-from repro.experiments.outofcore.points import PLACES, Interval, Point, Trained, artefact
+from repro.experiments.outofcore.points import PLACES, Line, Panel, Point, Trained, artefact, draw
 from repro.experiments.outofcore.runs import CHUNKS, IN_CORE, MODES, RESNET, SCHEDULE, SIMULATED
 from repro.experiments.query import Results
-from repro.report import DASH
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 METHODS = {
     SIMULATED: (IN_CORE, "lms", *runs.TO_THE_LETTER, SCHEDULE, CHUNKS, *runs.PACKED_MODES, "bound"),
@@ -45,68 +35,54 @@ _PAPERS_ROWS = {
 }
 
 
-def images_per_s(at: Trained, mode: str, batch: int) -> str:
+def images_per_s(at: Trained, mode: str, batch: int) -> str | None:
     """Images/s at a batch size of the paper, and the size where ours is another."""
     try:
         size, _ = at.at(batch, mode)
     except NotRun:
-        return DASH
+        return None
     rate = points.throughput(at.points(mode), size)
     return rate if size == batch else f"{rate} (N = {size})"
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """Images/s by the paper's batch sizes: the paper's, simulated, measured here."""
     heads = {b: f"{b} ({b / runs.IN_CORE_BATCH:.2g}×)" for b in runs.TABLE["batches"]}
-    rows = []
     for mode, (where, method) in _PAPERS_ROWS.items():
-        rates = {heads[b]: f"{runs.published(mode).get(b, 'x')}" for b in heads}
-        rows.append({"where": where, "method": method, **rates})
-    for where in PLACES:
-        at = Trained(results, where)
-        place = at.place + f", {at.ran}" * (not at.simulated and at.ran != RESNET)
-        for mode in (method for method in METHODS[where] if at.points(method)):
-            rates = {heads[b]: images_per_s(at, mode, b) for b in heads}
-            rows.append({"where": place, "method": runs.LABELS[mode], **rates})
-    return rows
+        paper = {heads[b]: f"{runs.published(mode).get(b, 'x')}" for b in heads}
+        yield {"where": where, "method": method, **paper}
+    for at in (Trained(results, where) for where in PLACES):
+        place = PLACES[at.where] + f", {at.ran}" * (at.ran != RESNET)
+        for mode in METHODS[at.where]:
+            if at.points(mode):
+                rates = {heads[b]: images_per_s(at, mode, b) for b in heads}
+                yield {"where": place, "method": runs.LABELS[mode], **rates}
 
 
-def figure(results: Results) -> "Figure":
+def figure(results: Results) -> Any:
     """Draw how far each method trains, and at which share of the speed in core."""
-    v100, here = Trained(results, SIMULATED), Trained(results, runs.MEASURED)
+    panels = []
+    for where, methods in (
+        (SIMULATED, (*MODES, "lms", runs.FITTED, "bound")),
+        (runs.MEASURED, (*MODES, runs.TO_THE_LETTER[0], *runs.PEERS)),
+    ):
+        at, lines = Trained(results, where), []
 
-    def panel(title: str, at: Trained, methods: tuple[str, ...], papers: tuple[str, ...]) -> Panel:
-        def share(point: Point) -> tuple[float, Interval | None]:
+        def share(point: Point, at: Trained = at) -> tuple[float, points.Interval | None]:
             return points.inverse(at.slowdown(point))
 
-        lines = []
-        for method in papers:
-            best = max(runs.published("lms_in_core" if method == "lms" else IN_CORE).values())
-            shares = {
-                b / runs.IN_CORE_BATCH: rate / best for b, rate in runs.published(method).items()
-            }
-            lines.append(Line(method, shares, "paper", "paper"))
-        ceiling: Heights = {}
         with suppress(NotRun):  # of several machines nothing compares
-            lines = [line_of(at, method, share, at.base or 1) for method in methods] + lines
-            if at.simulated:
-                ceiling = line_of(at, "bound", share, at.base or 1).heights
-        ylabel = "images/s over the\nlargest in core"
-        return Panel(title + at.title, lines, ylabel, ceiling=ceiling)
-
-    panels = [
-        panel("", v100, MODES, MODES),
-        panel("LMS (paper: P100) and our best\n", v100, ("lms", runs.FITTED), ("lms",)),
-        panel("", here, (*MODES, runs.TO_THE_LETTER[0], *runs.PEERS), ()),
-    ]
-    return draw(panels, 3, "batch size over the largest in core", 1.2)
+            lines = [points.line_of(at, mode, share, at.base or 1) for mode in methods]
+        for method in MODES if at.simulated else ():
+            rates = {b / runs.IN_CORE_BATCH: rate for b, rate in runs.published(method).items()}
+            shares = {b: rate / max(runs.published(IN_CORE).values()) for b, rate in rates.items()}
+            lines.append(Line(method, shares, "paper", "paper"))
+        panels.append(Panel(at.title, lines, "images/s over the\nlargest in core"))
+    return draw(panels, 2, "batch size over the largest in core", 1.2)
 
 
 def larger(results: Results, mode: str, than: str, paper: Mapping[str, float]) -> Cases:
-    """Networks' largest batch sizes by a method over another's, of real allocators.
-
-    `paper` has the paper's ratio of each network.
-    """
+    """Networks' largest batch sizes by a method over another's, of real allocators."""
     at = points.with_allocators(results, paper)
     return cases(paper, lambda role: at[role].larger(mode, than, paper[role]))
 
@@ -114,10 +90,10 @@ def larger(results: Results, mode: str, than: str, paper: Mapping[str, float]) -
 def alone_ends(results: Results) -> Cases:
     """The largest batch size without chunks over LMS's in the paper."""
     trained = points.with_allocators(results, [RESNET])[RESNET]
-    alone = trained.largest(SCHEDULE)
+    alone, open_ = trained.largest(SCHEDULE)
     if not alone:
         raise NotRun("scheduling alone trains nothing")
-    open_ = alone <= runs.LMS_BATCH and trained.end_is_open(SCHEDULE)
+    open_ = open_ and alone <= runs.LMS_BATCH
     gap = (judge.unsure if open_ else judge.deterministic)(alone / runs.LMS_BATCH, log=True)
     note = f"{alone} is the largest that was tried" if open_ else ""
     return {RESNET: replace(gap, label=f"{RESNET}, up to {alone}", note=note)}
@@ -188,38 +164,38 @@ ALONE_OVER_CORE = SECTION["schedule"]
 OTHERS_OVER_ALONE = dict.fromkeys(runs.OTHERS, math.sqrt(LEAST * MOST))
 
 
-def networks_table(results: Results) -> list[dict[str, Any]]:
+def networks_table(results: Results) -> Iterator[dict[str, Any]]:
     """Images/s by network, place and batch size, and the largest batch sizes."""
-    rows: list[tuple[Any, ...]] = []
+
+    def row(network: str, where: str, batch: int | str, cells: Sequence[Any]) -> dict[str, Any]:
+        by_mode = dict(zip((runs.LABELS[mode] for mode in MODES), cells, strict=True))
+        return {"network": network, "where": where, "batch": batch, **by_mode}
+
     for role in runs.OTHERS:
         for where, place in PLACES.items():
             at = Trained(results, where, role)
             for batch in at.batches:
-                rates = (points.throughput(at.points(mode), batch) for mode in MODES)
-                rows.append((at.ran, place, batch, *rates))
-        paper = f"N = {SECTION['in_core'][role]}", f"{SECTION['schedule'][role]:g}× that"
-        rows.append((role, "paper, V100", "largest", *paper, f"{LEAST:g} to {MOST:g}× that"))
+                rates = [points.throughput(at.points(mode), batch) for mode in MODES]
+                yield row(at.ran, place, batch, rates)
+        core, alone = f"N = {SECTION['in_core'][role]}", f"{SECTION['schedule'][role]:g}× that"
+        yield row(role, "paper, V100", "largest", (core, alone, f"{LEAST:g} to {MOST:g}× that"))
         for record in results.ok("reach", role=role):
-            sizes = (f"N = {record.metrics[mode]}" for mode in MODES)
-            rows.append((points.ran([record], role), PLACES[SIMULATED], "largest", *sizes))
-    heads = ("network", "where", "batch", *(runs.LABELS[mode] for mode in MODES))
-    return [dict(zip(heads, row, strict=True)) for row in rows]
+            sizes = [f"N = {record.metrics[mode]}" for mode in MODES]
+            yield row(points.ran([record], role), PLACES[SIMULATED], "largest", sizes)
 
 
-def networks_figure(results: Results) -> "Figure":
+def networks_figure(results: Results) -> Any:
     """Draw throughput, simulated above measured."""
 
-    def rate(point: Point) -> tuple[float, Interval | None]:
+    def rate(point: Point) -> tuple[float, points.Interval | None]:
         """Images/s, measured ones as the geometric mean of the rounds with its interval."""
         if not point.image_s:
             return point.images_per_s, None
         return points.inverse(judge.mean_of(point.image_s, log=True, trials="rounds"))
 
     every = [Trained(results, where, role) for where, role in product(PLACES, runs.OTHERS)]
-    return draw(
-        [Panel(at.title, [line_of(at, m, rate) for m in MODES], "images/s") for at in every],
-        3,
-    )
+    lines = ([points.line_of(at, mode, rate) for mode in MODES] for at in every)
+    return draw([Panel(at.title, own, "images/s") for at, own in zip(every, lines, strict=True)], 3)
 
 
 def chunks_cost(results: Results) -> Cases:
@@ -239,10 +215,7 @@ def chunks_cost(results: Results) -> Cases:
 
 
 def gains_speed(results: Results) -> Cases:
-    """The time of an image at the fastest batch size beyond the core over that in core.
-
-    Simulated times are in proportion to bytes, and could show no such gain.
-    """
+    """The time of an image at the fastest batch size beyond the core over that in core."""
     here = Trained(results, runs.MEASURED, runs.PIX2PIXHD)
     if here.on_cpu:
         raise NotRun(points.NO_LINK)

@@ -12,11 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointImpl,
-    apply_activation_checkpointing,
-    checkpoint_wrapper,
-)
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as checkpoints
 from torch.nn import functional
 
 from repro.experiments.outofcore.offload import Offload
@@ -54,11 +50,7 @@ def _backward(loss: torch.Tensor, model: nn.Module, config: Config) -> None:
 def training_step(
     config: Config, device: str, checkpointing: bool = False, offload: bool = False
 ) -> Step:
-    """Return one training iteration, forward, backward and update, on one random mini-batch.
-
-    Two peers are `checkpointing`, which recomputes the network's blocks in the backward pass, and
-    `offload`, see `Offload`.
-    """
+    """Return one training iteration on one random mini-batch, plain or as one of two peers."""
     torch.manual_seed(0)
     options = dict(config["model"])
     name = options.pop("name")
@@ -66,9 +58,10 @@ def training_step(
         model = Pix2PixHD(**options) if name == "pix2pixhd" else build(name, **options)
     model.train()
     if checkpointing:
-        apply_activation_checkpointing(
+        kind = checkpoints.CheckpointImpl.NO_REENTRANT
+        checkpoints.apply_activation_checkpointing(
             model,
-            partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT),
+            partial(checkpoints.checkpoint_wrapper, checkpoint_impl=kind),
             check_fn=lambda module: type(module).__name__ in _BLOCKS,
         )
     plain = (_gan_step if name == "pix2pixhd" else _step)(model, config, device)
@@ -133,10 +126,7 @@ def _gan_step(model: Any, config: Config, device: str) -> Step:
 
 
 def trace_at(config: Config, batch: int) -> Trace:
-    """The trace of an iteration at a batch size, without computing any.
-
-    Two small ones are recorded under torch's `FakeTensorMode`; bytes are linear in the batch size.
-    """
+    """The trace of an iteration at a batch size: bytes are linear in it between two small ones."""
     precision = config.get("precision", "float32")
     small, large = _recorded(json.dumps([config["model"], config["image"], precision]))
     few, more = _RECORDED
@@ -176,9 +166,8 @@ def _recorded(described: str) -> tuple[Trace, Trace]:
 def published_times(trace: Trace, baseline: Config) -> NDArray[np.float64]:
     """The seconds of each function of a trace, (n,), by throughputs published for training in core.
 
-    The paper estimates how far functions lie apart by the bytes of their variables (figure 1); so
-    do these times. Least squares of an iteration's seconds = fixed + bytes / rate; one throughput
-    alone fixes no line. The line is not followed beyond the fastest that was published.
+    In proportion to the bytes of its variables, as figure 1 has it: least squares of an iteration's
+    seconds = fixed + bytes / rate, not followed beyond the fastest that was published.
     """
     batches = baseline["batches"]
     seconds = np.divide(batches, baseline["images_per_s"])

@@ -10,24 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore import (
-    BudgetTooSmall,
-    DoesNotFit,
-    Simulation,
-    SwapPlan,
-    Trace,
-    fixed_distance,
-    plan_literally,
-    plan_swaps,
-)
-from repro.outofcore.allocator import (
-    ALIGNMENT,
-    PAPER_CHUNK_BYTES,
-    BestFitAllocator,
-    ChunkedAllocator,
-    OutOfMemory,
-    replay,
-)
+from repro import outofcore
+from repro.outofcore import Simulation, SwapPlan, Trace, plan_swaps
+from repro.outofcore.allocator import ALIGNMENT, PAPER_CHUNK_BYTES, OutOfMemory, replay
+from repro.outofcore.allocator import BestFitAllocator as BestFit
+from repro.outofcore.allocator import ChunkedAllocator as Chunked
 from repro.outofcore.plan import by_function, requests
 from repro.outofcore.planning import packed_plans
 
@@ -42,7 +29,7 @@ _LMS_SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6)  # of the limit
 _LMS_PAIRS = tuple(product((1, 4, 16, 64, 256), (1, 4, 16, 64)))
 _LMS_THRIFTY = ((1, 1), (4, 1))  # that hold least
 ITERATIONS = 3  # whose requests are replayed; fragmentation settles in the first
-Make = Callable[[], BestFitAllocator | ChunkedAllocator]
+Make = Callable[[], BestFit | Chunked]
 
 
 @dataclass(frozen=True)
@@ -79,10 +66,7 @@ class Costs:
     def fastest(
         self, plans: Iterable[SwapPlan], makes: Iterable[Make], most: int | None = None
     ) -> Fitting | None:
-        """The fastest plan and allocator, mapping included.
-
-        With `most` the first so many that are served are looked at.
-        """
+        """The fastest plan and allocator of the first `most` that are served, mapping included."""
         best, least, served = None, math.inf, 0
         timed = sorted(((self.simulate(p).time_s, p) for p in plans), key=lambda pair: pair[0])
         for make in makes:
@@ -123,15 +107,15 @@ def in_core(trace: Trace, make: Make) -> Fitting | None:
     return fit(plan_swaps(trace, trace.peak_bytes), make)
 
 
-def best_fit(limit_bytes: int) -> BestFitAllocator:
+def best_fit(limit_bytes: int) -> BestFit:
     """Torch's allocator; its sizes in proportion where the limit is not the paper's."""
-    return BestFitAllocator(limit_bytes, limit_bytes / _PAPER_LIMIT)
+    return BestFit(limit_bytes, limit_bytes / _PAPER_LIMIT)
 
 
-def chunked(limit_bytes: int, chunk: int | None = None) -> ChunkedAllocator:
+def chunked(limit_bytes: int, chunk: int | None = None) -> Chunked:
     """The chunked allocator; its chunks in proportion where the limit is not the paper's."""
     chunk = chunk or chunk_bytes(limit_bytes)
-    return ChunkedAllocator(chunk, limit_bytes, chunk // 2)
+    return Chunked(chunk, limit_bytes, chunk // 2)
 
 
 ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
@@ -146,9 +130,7 @@ def chunk_bytes(limit_bytes: int) -> int:
 def largest_budget(trace: Trace, limit_bytes: int, make: Make) -> Fitting | None:
     """The plan of the largest budget whose requests `make`'s allocator serves, None without one.
 
-    The search goes from above over the ends and quarters of the stretch from the smallest feasible
-    budget to the limit, then by bisection to 2 % of it. Each budget leaves its holes elsewhere, so
-    that the allocator may refuse some budgets in between.
+    From above over ends and quarters of what is feasible, then by bisection to 2 % of it.
     """
     above = None
     for low in reversed(_budgets(trace, limit_bytes)):
@@ -178,11 +160,7 @@ def can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
 
 
 def tuned(given: Fitting, limit_bytes: int, costs: Costs, windows: bool = True) -> Fitting:
-    """The fastest plan that is served, given one that is.
-
-    It tries that plan, packed plans of about its budget and, with `windows`, windows of several
-    shares of the budget.
-    """
+    """The fastest plan that is served of `given`, packed plans and, with `windows`, others."""
     trace, budget = given.plan.trace, given.plan.budget_bytes
     low = trace.smallest_budget
     plans = [given.plan]
@@ -195,14 +173,12 @@ def tuned(given: Fitting, limit_bytes: int, costs: Costs, windows: bool = True) 
 
 
 def literal(trace: Trace, budget_bytes: int, costs: Costs, make: Make) -> Fitting | None:
-    """The paper's schedule to the letter, at the fastest of several windows.
-
-    Where the allocator serves none within the budget, smaller budgets are tried.
-    """
+    """The paper's schedule to the letter, at the fastest of several windows and budgets."""
     low = trace.smallest_budget
     for part in (1.0, 0.9, 0.8, 0.6, 0.4):
         budget = low + int(part * (budget_bytes - low))
-        plans = (plan_literally(trace, budget, int(share * budget)) for share in (1.5, 3.0))
+        windows = (int(share * budget) for share in (1.5, 3.0))
+        plans = (outofcore.plan_literally(trace, budget, window) for window in windows)
         if fitting := costs.fastest_unmapped(plans, make):
             return fitting
     return None
@@ -212,5 +188,5 @@ def lms(trace: Trace, limit_bytes: int, thrifty: bool = False) -> Iterator[SwapP
     """LMS's plans at several budgets, of all pairs of distances or of those that hold least."""
     pairs = _LMS_THRIFTY if thrifty else _LMS_PAIRS
     for share, (threshold, ahead) in product(_LMS_SHARES, pairs):
-        with suppress(DoesNotFit, BudgetTooSmall):
-            yield fixed_distance(trace, int(share * limit_bytes), threshold, ahead)
+        with suppress(outofcore.DoesNotFit, outofcore.BudgetTooSmall):
+            yield outofcore.fixed_distance(trace, int(share * limit_bytes), threshold, ahead)

@@ -1,60 +1,53 @@
 """What do chunks do for fragmentation: how much of the memory can be used? (Figures 3 and 5)"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, deterministic
-from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.panels import Line, Panel, draw
-from repro.experiments.outofcore.points import PLACES, Point, Trained, artefact, with_allocators
+from repro.experiments.outofcore import points, runs
+from repro.experiments.outofcore.points import PLACES, Line, Panel, Point, Trained, artefact
 from repro.experiments.query import Results
-from repro.report import DASH
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
-def table(results: Results, roles: Sequence[str]) -> list[dict[str, Any]]:
+def table(results: Results, roles: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Budgets that schedules could be given, and the memory that allocators took, by batch size."""
-    rows = []
     for role, (where, place) in product(roles, PLACES.items()):
         at = Trained(results, where, role)
         for batch in at.batches:
             row = {"network": at.ran, "where": place, "batch": batch, "limit": runs.gib(at.limit)}
             for mode in runs.MODES:
-                point = at.points(mode).get(batch)
-                absent = "x" if batch in at.points(mode) else DASH
-                row[runs.LABELS[mode]] = runs.gib(point.taken) if point else absent
-                if mode != runs.IN_CORE:
-                    given = runs.gib(point.bytes("budget")) if point else absent
-                    row[f"{runs.LABELS[mode]}: budget"] = given
-            # The last of the modes has chunks.
-            row["lost inside chunks"] = runs.gib(point.bytes("internal") if point else None)
-            rows.append(row)
-    return rows
+                tried = at.points(mode)
+                taken, given = f"{runs.LABELS[mode]}: taken", f"{runs.LABELS[mode]}: budget"
+                row[taken] = "x" if batch in tried else None
+                if point := tried.get(batch):
+                    row[taken] = runs.gib(point.bytes("taken"))
+                    row[given] = runs.gib(point.bytes("budget"))
+            yield row
 
 
-def figure(results: Results, roles: Sequence[str]) -> "Figure":
+def figure(results: Results, roles: Sequence[str]) -> Any:
     """Draw budgets and the memory that allocators take, simulated above measured."""
     panels = []
     for where, role in product(PLACES, roles):
         at = Trained(results, where, role)
         few = at.limit is not None and at.limit < runs.GIB
-        unit, name = (runs.MIB, "memory (MiB)") if few else (runs.GIB, "memory (GiB)")
+        unit, ylabel = (runs.MIB, "memory (MiB)") if few else (runs.GIB, "memory (GiB)")
         lines = []
         for mode in runs.MODES:
-            points, label = at.trained(mode), runs.LABELS[mode]
-            use = {b: p.taken / unit for b, p in points.items() if p.taken}
-            budget = {b: given / unit for b, p in points.items() if (given := p.bytes("budget"))}
+            trained, label = at.trained(mode), runs.LABELS[mode]
+            use, budget = (
+                {b: count / unit for b, p in trained.items() if (count := p.bytes(name))}
+                for name in ("taken", "budget")
+            )
             lines += [Line(mode, use, label), Line(mode, budget, f"{label}: budget", "budget")]
-        if role == runs.RESNET and where == runs.SIMULATED and at.limit:
+        if role == runs.RESNET and at.simulated:
             paper = {runs.LMS_BATCH: runs.CLAIMS["budget_gib_928"]}
             lines.append(Line(runs.SCHEDULE, paper, "paper: budget of the schedule", "paper"))
-        panels.append(Panel(at.title, lines, name, at.limit and at.limit / unit))
-    return draw(panels, max(2, len(roles)))
+        panels.append(Panel(at.title, lines, ylabel, at.limit and at.limit / unit))
+    return points.draw(panels, max(2, len(roles)))
 
 
 def budget_halved(results: Results) -> Cases:
@@ -68,15 +61,12 @@ def budget_halved(results: Results) -> Cases:
         label = f"{found[role].ran}: budget at {size} over the memory"
         return replace(deterministic(given / limit, log=True), label=label)
 
-    found = with_allocators(results, [runs.RESNET])
+    found = points.with_allocators(results, [runs.RESNET])
     return cases(found, budget)
 
 
 def less_unused(results: Results, roles: Sequence[str]) -> Cases:
-    """The memory between budget and use with chunks less that without, in points.
-
-    Of real allocators, at the largest batch size that trains both ways.
-    """
+    """The memory between budget and use with chunks less that without, in points."""
 
     def unused(point: Point, limit: int) -> float:
         """The share of the memory between a schedule's budget and what the allocator took, in %."""
@@ -90,24 +80,23 @@ def less_unused(results: Results, roles: Sequence[str]) -> Cases:
         batch = max(alone.keys() & chunks.keys(), default=None)
         if batch is None:
             raise NotRun("no batch size trains both with chunks and without")
-        ours, theirs = (unused(points[batch], at.limit) for points in (chunks, alone))
+        ours, theirs = (unused(own[batch], at.limit) for own in (chunks, alone))
         label = f"{at.ran}, at {batch}: {ours:.0f} % of the memory for {theirs:.0f} %,"
         return replace(deterministic(ours - theirs, unit="points", digits=0), label=label)
 
-    found = with_allocators(results, roles)
+    found = points.with_allocators(results, roles)
     return cases(roles, less)
 
 
 def host_predicted(results: Results) -> tuple[bool, str]:
     """The host's memory that swapping took and that was predicted, of every measured schedule."""
-    found = {
-        f"{runs.LABELS[mode]} at {batch}: {runs.gib(used)} of {runs.gib(predicted)}": used
-        <= predicted
-        for mode in (runs.SCHEDULE, runs.CHUNKS)
-        for batch, point in Trained(results, runs.MEASURED).trained(mode).items()
-        if (used := point.bytes("host")) is not None
-        and (predicted := point.bytes("host_foretold")) is not None
-    }
+    found = {}
+    for mode in (runs.SCHEDULE, runs.CHUNKS):
+        for batch, point in Trained(results, runs.MEASURED).trained(mode).items():
+            used, predicted = point.bytes("host"), point.bytes("host_foretold")
+            if used is not None and predicted is not None:
+                said = f"{runs.LABELS[mode]} at {batch}: {runs.gib(used)} of {runs.gib(predicted)}"
+                found[said] = used <= predicted
     if not found:
         raise NotRun("no records")
     return all(found.values()), "; ".join(found)
@@ -126,28 +115,18 @@ FIGURE3 = artefact(
 )
 
 
-def figure5_table(results: Results) -> list[dict[str, Any]]:
-    """The table of memory, and the memory that allocators take without a limit.
-
-    It is over the bytes in use: of chunks (mapped) and of torch's allocator (simulated). The
-    schedule uses no more than the device has; in core nothing is swapped.
-    """
-    rows = table(results, runs.OTHERS)
-    simulated = {role: Trained(results, runs.SIMULATED, role).ran for role in runs.OTHERS}
-    without = {
-        (PLACES[runs.SIMULATED], simulated[r.config["role"]], r.config["batch"]): r.metrics["rows"]
-        for r in results.ok(runs.PHYSICAL)
-    }
-    for row in rows:
-        for mode in (runs.IN_CORE, runs.SCHEDULE):
-            told = DASH
-            if found := without.get((row["where"], row["network"], row["batch"]), {}).get(mode):
-                torchs, chunks = (
-                    found[f"{whose}_bytes"] / found["used_bytes"] for whose in ("torch", "chunks")
-                )
-                told = f"{chunks:.2f}× (torch's {torchs:.2f}×)"
-            row[f"over use, {runs.LABELS[mode]}"] = told
-    return rows
+def figure5_table(results: Results) -> Iterator[dict[str, Any]]:
+    """The table of memory, and the memory that allocators take without a limit, over the use."""
+    yield from table(results, runs.OTHERS)
+    for record in results.ok(runs.PHYSICAL):
+        name = points.ran([record], record.config["role"])
+        row = {"network": name, "where": "no limit", "batch": record.config["batch"]}
+        for mode, found in record.metrics["rows"].items():
+            torchs, chunks = (
+                found[f"{n}_bytes"] / found["used_bytes"] for n in ("torch", "chunks")
+            )
+            row[f"{runs.LABELS[mode]}: taken"] = f"{torchs:.2f}×, {chunks:.2f}× with chunks"
+        yield row
 
 
 FIGURE5 = artefact(

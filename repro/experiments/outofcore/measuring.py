@@ -4,7 +4,7 @@ Torch's CUDA allocator is chosen before CUDA is used.
 """
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -58,11 +58,7 @@ def measured(config: Config, seed: int, data: ImageData | None, device: str) -> 
 
 
 def measure(config: Config, device: str) -> Outcome:
-    """Do the same in this process.
-
-    Raises:
-        ValueError: The mode is of CUDA's allocator, and the device another.
-    """
+    """Do the same in this process."""
     if config["mode"] == "expandable_segments" and not is_cuda(device):
         raise ValueError(f"expandable segments are CUDA's, and the device is {device}")
     with machine(config, device), without_tf32():
@@ -79,7 +75,7 @@ def _unswapped(config: Config, device: str) -> Outcome:
         with save_pinned(device) if mode == "save_on_cpu" else nullcontext():
             plain()
 
-    steps = {"iteration": step}
+    steps: dict[str, Step] = {"iteration": step}
     with MemoryBudget(limit, device) as held:
         for _ in range(2):  # the optimizer has its state from the second on
             step()
@@ -89,9 +85,9 @@ def _unswapped(config: Config, device: str) -> Outcome:
     if on_cpu:
         # Watching every storage costs time: the limit was held above.
         timings = _time(config, device, steps | {"reference": _reference(config)})
-        return Outcome(metrics, timings, held.peak_bytes)
-    metrics["reserved_bytes"] = held.peak_reserved_bytes  # the limit is on these
-    return Outcome(metrics, timings, held.peak_reserved_bytes)
+    else:
+        metrics["reserved_bytes"] = held.peak_reserved_bytes  # the limit is on these
+    return Outcome(metrics, timings, metrics.get("reserved_bytes", held.peak_bytes))
 
 
 def _reference(config: Config) -> Step:
@@ -107,9 +103,7 @@ def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, T
 def _swapped(config: Config, device: str) -> Outcome:
     """Train within the largest budget that an allocator can serve within the limit.
 
-    On a CPU the allocators are simulated, their sizes in proportion to the limit; chunks are
-    simulated on whatever is not CUDA. On a GPU the allocators are the real ones. The budget shrinks
-    until they serve the training; the paper's authors lowered theirs by hand.
+    Allocators are simulated on a CPU, chunks on whatever is not CUDA; real ones may need less.
     """
     name, schedule = _SWAPPED[config["mode"]]
     limit, trace = limit_bytes(config), trace_at(config, config["batch"])
@@ -147,28 +141,21 @@ def _swapped(config: Config, device: str) -> Outcome:
         )
         return Outcome(metrics, timings, metrics["reserved_bytes"])
 
+    budget, refused = best.plan.budget_bytes, ""
     with limited:
-        return _shrinking(within, best.plan.budget_bytes, trace.smallest_budget, device)
-
-
-def _shrinking(
-    within: Callable[[int], Outcome], budget: int, smallest: int, device: str
-) -> Outcome:
-    """Train within a budget, or within smaller ones until one is served."""
-    refused = ""  # not the error, which holds the tensors that did not fit
-    for _ in range(_TRIES):
-        try:
-            return within(budget)
-        except (RuntimeError, MemoryError, BudgetTooSmall) as error:
-            # More may be run than the trace has.
-            if not (isinstance(error, BudgetTooSmall) or is_refusal(error)):
-                raise
-            refused = str(error)
-        if budget <= smallest:
-            break
-        gc.collect()
-        accelerator.empty_cache(device)  # the chunked allocator's, too
-        budget = max(smallest, int(0.9 * budget))
+        for _ in range(_TRIES):
+            try:
+                return within(budget)
+            except (RuntimeError, MemoryError, BudgetTooSmall) as error:
+                # More may be run than the trace has.
+                if not (isinstance(error, BudgetTooSmall) or is_refusal(error)):
+                    raise
+                refused = str(error)  # not the error, which holds the tensors that did not fit
+            if budget <= trace.smallest_budget:
+                break
+            gc.collect()
+            accelerator.empty_cache(device)  # the chunked allocator's, too
+            budget = max(trace.smallest_budget, int(0.9 * budget))
     raise torch.OutOfMemoryError(f"out of memory: the last budget was {budget} bytes: {refused}")
 
 
@@ -185,10 +172,7 @@ def _link_rate(config: Config) -> float | None:
 def _train(
     config: Config, device: str, budget: int, schedule: Name, window: Any = None
 ) -> tuple[dict[str, Timing], dict[str, Any], SwapPlan]:
-    """Time iterations that swap, on a CPU in turns with the reference, which does not.
-
-    Returns timings, metrics, and the plan that was followed.
-    """
+    """Time iterations that swap, on a CPU in turns with the reference, which does not."""
     on_host = host_bytes(trace_at(config, config["batch"]), budget)
     block = OutOfCore(
         budget,
@@ -230,22 +214,13 @@ def _train(
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the device ran out of memory, not the host.
-
-    The chunked allocator's error is a plain RuntimeError.
-    """
+    """Whether the device, and not the host, ran out of memory; chunks say so in plain words."""
     short = is_out_of_memory(error) or "out of memory" in str(error)
     return short and not isinstance(error, HostMemoryError)
 
 
 def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Train within as many bytes of tensors as the limit has; no allocator is looked at.
-
-    All schedules get the same budget and, where they have one, the same window.
-
-    Raises:
-        torch.OutOfMemoryError: The schedule does not know the budget, and holds more.
-    """
+    """Train within as many bytes of tensors as the limit has; no allocator is looked at."""
     limit = limit_bytes(config)
     with machine(config, device), without_tf32():
         try:
@@ -256,13 +231,7 @@ def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) 
 
 
 def measure_in_child(config: Config, device: str) -> Outcome:
-    """Run `measure` in a new process, and return its outcome.
-
-    Raises:
-        HostMemoryError: The host had not the memory that the child wanted to pin.
-        torch.OutOfMemoryError: The child ran out of the device's memory.
-        RuntimeError: It failed otherwise; the text ends as its error output does.
-    """
+    """Run `measure` in a new process, and return its outcome or raise its lack of memory."""
     options = [*_PINNING, *["expandable_segments:True"] * (config["mode"] == "expandable_segments")]
     environment = {"PYTORCH_CUDA_ALLOC_CONF": ",".join(options)}
     answer = in_a_process(f"{__name__}:answered", [dict(config), device], environment)

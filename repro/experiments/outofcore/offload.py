@@ -28,9 +28,7 @@ class _Saved:
 class Offload(torch.autograd.graph.saved_tensors_hooks):
     """Hold tensors that autograd saves in the host's pinned memory, copied during the computation.
 
-    A tensor leaves on one stream while the forward pass goes on, and comes back on another, a few
-    tensors before the backward pass asks for it. One that several operations save leaves once.
-    A model's parameters, and its buffers, which the next forward pass writes, have to `stay`.
+    They come back on another stream, a few tensors ahead. Parameters and buffers have to `stay`.
     """
 
     def __init__(self, device: torch.device | str, stay: Iterable[torch.Tensor]) -> None:

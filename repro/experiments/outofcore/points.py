@@ -1,10 +1,11 @@
-"""From records to numbers: speed and memory of each method, by batch size, and compared."""
+"""From records to numbers and curves: speed and memory of each method, by batch size."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.runs import IN_CORE, LABELS, MEASURED, RESNET, SIMULATED
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
-from repro.report import DASH
 
 PLACES = {SIMULATED: "simulated, V100", MEASURED: "measured here"}
 NO_LINK = "needs a GPU: a CPU swaps to its own memory, over no link"
@@ -32,13 +32,10 @@ class Point:
     paces: Sequence[float] = ()  # the same over the same round's reference, if timed in turns
 
     def bytes(self, name: str) -> int | None:
-        """Bytes of `row`: budget, reserved by the allocator, held by tensors, or on the host."""
+        """Bytes of `row`, such as the budget; ``taken``: by the allocator or else by tensors."""
+        if name == "taken":
+            return self.bytes("reserved") or self.bytes("held")
         return self.row.get(f"{name}_bytes")
-
-    @property
-    def taken(self) -> int | None:
-        """Bytes that the allocator took; in core on a CPU, that tensors took."""
-        return self.bytes("reserved") or self.bytes("held")
 
 
 Points = dict[int, Point | None]  # by batch size; None where it ran out of memory
@@ -124,24 +121,13 @@ class Trained:
         return next((r.metrics["limit_bytes"] for r in self.records if r.status == "ok"), None)
 
     @property
-    def place(self) -> str:
-        """Where the records come from: ``simulated, V100``, ``measured here``, or which GPU."""
-        names = {r.device["name"] for r in self.records if r.device["type"] != "cpu"}
-        if self.simulated or not names:
-            return PLACES[self.where]
-        return f"measured, {' and '.join(sorted(' '.join(name.split()[:2]) for name in names))}"
-
-    @property
     def title(self) -> str:
         """Of a panel: the network that ran, and whether it was simulated."""
         name = runs.network_name(self.records[0].config) if self.records else ""
-        return view.panel(self.role, name, self.place.removesuffix(" here"))
+        return view.panel(self.role, name, PLACES[self.where].removesuffix(" here"))
 
     def at(self, batch: int, mode: str) -> tuple[int, Point | None]:
-        """The point at a batch size of the paper, and that size here.
-
-        On a CPU it is the batch size that is as large over the largest in core.
-        """
+        """The point at a batch size of the paper, and that size here, on a CPU in proportion."""
         found, wanted = self.points(mode), float(batch)
         if any("base_batch" in record.config for record in self.records):
             if self.base is None:
@@ -170,16 +156,12 @@ class Trained:
         one_machine(self._results.ok(self.where, role=self.role))
         return ratio(other.paces, ours.paces, trials="rounds")
 
-    def largest(self, mode: str) -> int:
-        """The largest of the batch sizes that were tried which a method trains, 0 for none."""
-        if not self.points(mode):
-            raise NotRun("no records")
-        return max(self.trained(mode), default=0)
-
-    def end_is_open(self, mode: str) -> bool:
-        """Whether a method may train more than it was tried with: nothing larger ran out."""
+    def largest(self, mode: str) -> tuple[int, bool]:
+        """The largest batch size that a method trains, 0 for none; whether none larger failed."""
         found = self.points(mode)
-        return found[max(found)] is not None
+        if not found:
+            raise NotRun("no records")
+        return max(self.trained(mode), default=0), found[max(found)] is not None
 
     def larger(self, one: str, other: str, paper: float = math.inf) -> Estimate | Exact:
         """How much larger one method trains a network than another, as measured.
@@ -187,20 +169,19 @@ class Trained:
         It is `unsure` where one might train more, unless it has the paper's ratio already; or where
         the other might train more, unless the first ended below it.
         """
-        first, second = self.largest(one), self.largest(other)
+        (first, open_), (second, open_other) = self.largest(one), self.largest(other)
         if second and not first:
             return Exact(False, f"({first} {LABELS[one]}, {second} {LABELS[other]})")
         if not second:
             raise NotRun(f"{LABELS[other]} trains nothing to compare with")
+        ratio, note = first / second, ""
+        if open_ and ratio < 0.999 * paper:
+            note = f"{first} is the largest that was tried {LABELS[one]}"
+        elif open_other and first >= second:
+            note = f"{second} is the largest that was tried {LABELS[other]}"
         label = f"{self.ran}: {first} {LABELS[one]} over {second} {LABELS[other]}"
-        for mode, size, matters in (
-            (one, first, first / second < 0.999 * paper),
-            (other, second, first >= second),
-        ):
-            if matters and self.end_is_open(mode):
-                note = f"{size} is the largest that was tried {LABELS[mode]}"
-                return replace(unsure(first / second, log=True), label=label, note=note)
-        return replace(deterministic(first / second, log=True), label=label)
+        found = (unsure if note else deterministic)(ratio, log=True)
+        return replace(found, label=label, note=note)
 
 
 def by_batch(records: Iterable[Record]) -> list[Record]:
@@ -240,9 +221,78 @@ def _marks(results: Results) -> Iterable[str]:
 artefact = partial(design.artefact, "outofcore", facts=_marks)
 
 
-def throughput(found: Points, batch: int) -> str:
-    """Images/s as text: x for out of memory, a dash where nothing was run."""
+def throughput(found: Points, batch: int) -> str | None:
+    """Images/s as text: x for out of memory, None where nothing was run."""
     point = found.get(batch)
     if point is None:
-        return "x" if batch in found else DASH
+        return "x" if batch in found else None
     return f"{point.images_per_s:,.0f}" if point.images_per_s >= 20 else f"{point.images_per_s:.1f}"
+
+
+# Panels of curves over batch sizes, ours solid and the paper's hollow.
+
+_LOOKS: dict[str, dict[str, Any]] = {
+    "ours": {"ls": "-", "lw": 1.5, "ms": 4.5},
+    "paper": {"color": "#5f6b7a", "mec": "#5f6b7a", "mfc": "none", "ls": "--", "lw": 1.2, "ms": 7},
+    "budget": {"ls": ":", "lw": 1.4, "ms": 3.5},
+}
+
+
+class Line(NamedTuple):
+    """A curve: the method that it has its colour and mark from, and a key of `_LOOKS`."""
+
+    method: str
+    heights: Mapping[Any, float]  # by position
+    label: str
+    whose: str = "ours"
+    intervals: Mapping[float, Interval] = {}
+
+
+class Panel(NamedTuple):
+    """A panel: lines, and a memory limit."""
+
+    title: str
+    lines: Sequence[Line]
+    ylabel: str
+    limit: float | None = None
+
+
+def line_of(
+    trained: Trained,
+    method: str,
+    height: Callable[[Point], tuple[float, Interval | None]],
+    unit: float = 1,
+) -> Line:
+    """Our curve of a method: heights with intervals by batch size over `unit`."""
+    found = {batch / unit: height(point) for batch, point in trained.trained(method).items()}
+    heights = {at: middle for at, (middle, _) in found.items()}
+    intervals = {at: interval for at, (_, interval) in found.items() if interval}
+    return Line(method, heights, LABELS[method], intervals=intervals)
+
+
+def draw(
+    panels: Sequence[Panel], columns: int, xlabel: str = "batch size", top: float | None = None
+) -> Any:
+    """Draw panels in rows, logarithmic in the batch size; `top` ends all vertical axes."""
+    from repro import plots
+
+    rows = -(-len(panels) // columns)
+    figure, axes = plots.new_axes(rows, columns, 3.6 * columns + 0.4, 2.9 * rows + 0.6)
+    styles = plots.styles(list(LABELS)[:10]) | {"bound": {"color": "#6b7486", "marker": "p"}}
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        titles = [textwrap.fill(part, 48) for part in panel.title.split("\n")]
+        axis.set_title("\n".join(titles), fontsize=9)
+        axis.set(xlabel=xlabel, ylabel=panel.ylabel)
+        for line in panel.lines:
+            look = styles[line.method] | _LOOKS[line.whose]
+            if line.heights:
+                axis.plot(*zip(*line.heights.items(), strict=True), label=line.label, **look)
+            for size, interval in line.intervals.items():
+                axis.vlines(size, *interval, color=look["color"], lw=1.4)
+        if panel.limit is not None:
+            axis.axhline(panel.limit, color="#1c2230", ls=(0, (6, 3)), lw=1, label="memory limit")
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_ylim(0, top)
+    plots.legend_below(figure, 4)
+    return figure

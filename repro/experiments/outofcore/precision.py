@@ -1,5 +1,6 @@
 """Does it hold in half precision? (our question: the paper computes in float32)"""
 
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 from repro.experiments.judge import Cases, NotRun, deterministic, ratio
 from repro.experiments.outofcore import runs
 from repro.experiments.outofcore.points import PLACES, artefact, by_batch, point_of, ran
+from repro.experiments.outofcore.runs import MEASURED, SIMULATED
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
-from repro.report import DASH
 
 FITS, _, LARGEST = runs.SIMULATION["half_batches"]
 METHODS = (runs.IN_CORE, "lms", runs.SCHEDULE, runs.CHUNKS)
@@ -28,33 +29,27 @@ def _measured(results: Results) -> tuple[Record, dict[str, Record]]:
     return whole[-1], {record.config["precision"]: record for record in halves}
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """The largest batch sizes by precision, images/s simulated, and measured with chunks."""
-    found: list[tuple[str, Record, dict[str, str]]] = []
-    for experiment in ("reach", runs.HALF_REACH):
-        for record in results.ok(experiment, role=runs.RESNET):
-            cells = {method: f"N = {record.metrics[method]}" for method in METHODS}
-            found.append((runs.SIMULATED, record, cells))
-    for record in by_batch(results.ok(runs.HALF, role=runs.RESNET)):
+
+    def row(record: Record, cells: Mapping[str, str], where: str = SIMULATED) -> dict[str, Any]:
+        batch = record.config.get("batch", "largest")
+        methods = {runs.LABELS[method]: cells.get(method) for method in METHODS}
+        told = {"where": PLACES[where], "precision": record.config["precision"], "batch": batch}
+        return told | methods
+
+    for record in [*results.ok("reach"), *results.ok(runs.HALF_REACH)]:
+        yield row(record, {method: f"N = {record.metrics[method]}" for method in METHODS})
+    for record in by_batch(results.ok(runs.HALF)):
         batch, own = record.config["batch"], record.metrics["rows"]
-        cells = {m: f"{batch / own[m]['time_s']:,.0f}" if m in own else "x" for m in METHODS}
-        found.append((runs.SIMULATED, record, cells))
+        rates = {m: f"{batch / own[m]['time_s']:,.0f}" if m in own else "x" for m in METHODS}
+        yield row(record, rates)
     with suppress(NotRun):
         whole, others = _measured(results)
         for record in (whole, *others.values()):
             point = point_of(record)
-            kept = f" ({point.relative:.0%} of in core)" if point.relative else ""
-            told = f"{point.images_per_s:,.0f}{kept}, {runs.gib(point.row['bytes_moved'])} moved"
-            found.append((runs.MEASURED, record, {runs.CHUNKS: told}))
-    return [
-        {
-            "where": PLACES[where],
-            "precision": record.config["precision"],
-            "batch": record.config.get("batch", "largest"),
-            **{runs.LABELS[method]: cells.get(method, DASH) for method in METHODS},
-        }
-        for where, record, cells in found
-    ]
+            told = f"{point.images_per_s:,.0f}, {runs.gib(point.row['bytes_moved'])} moved"
+            yield row(record, {runs.CHUNKS: told}, MEASURED)
 
 
 def speed_kept(results: Results) -> Cases:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml
-from repro.report import DASH
 
 _TOML = paper_toml("outofcore")
 PAPER, PROFILES, MODELS = _TOML["reported"], _TOML["profiles"], _TOML["models"]
@@ -45,10 +44,10 @@ def faster(batch: int) -> float:
     return max(published(CHUNKS)[batch], published(SCHEDULE).get(batch, 0))
 
 
-def gib(count: float | None) -> str:
+def gib(count: float | None) -> str | None:
     """Bytes as GiB, or as MiB where they are few."""
     if count is None:
-        return DASH
+        return None
     return f"{count / GIB:.2f} GiB" if count >= GIB / 4 else f"{count / MIB:.1f} MiB"
 
 
@@ -63,15 +62,6 @@ def network_name(config: Mapping[str, Any]) -> str:
     return " of ".join([name, *(f"{k} {model[k]}" for k in ("width", "growth") if k in model)])
 
 
-def _simulation(experiment: str, role: str, more: str = "", **config: Any) -> Run:
-    """A run of the paper's setting on its own device; nothing is computed."""
-    precision = config.pop("precision", FLOAT32)
-    setting = {"role": role, **MODELS["published"][role], "precision": precision}
-    setting |= {"limit_gib": PAPER["limit_gib"], **config}
-    at = f", batch size {config['batch']}" if "batch" in config else ""
-    return Run(experiment, setting, seeds=(0,), label=f"{role}{at}{more}{_IN[precision]}")
-
-
 def _baseline(role: str) -> dict[str, Any]:
     """The published throughputs in core: of the network, or else those of ResNet-50."""
     own, rates = RESNET, published(IN_CORE)
@@ -82,19 +72,26 @@ def _baseline(role: str) -> dict[str, Any]:
     return {"role": own, **MODELS["published"][own], **values}
 
 
+def _simulation(
+    experiment: str, role: str, more: str = "", precision: str = FLOAT32, **config: Any
+) -> Run:
+    """A run of the paper's setting on its own device; nothing is computed."""
+    setting = {"role": role, **MODELS["published"][role], "precision": precision}
+    setting |= {"limit_gib": PAPER["limit_gib"], **config}
+    at = f", batch size {config['batch']}" if "batch" in config else ""
+    return Run(experiment, setting, seeds=(0,), label=f"{role}{at}{more}{_IN[precision]}")
+
+
+def _timed(experiment: str, role: str, more: str = "", **config: Any) -> Run:
+    """One whose functions and copies take time."""
+    config |= {"bandwidth": RATE, "baseline": _baseline(role), "map_s": SIMULATION["map_s"]}
+    return _simulation(experiment, role, more, **config)
+
+
 def simulated(role: str, batch: int, precision: str = FLOAT32) -> Run:
     """An iteration by all schedules, simulated from a trace."""
-    return _simulation(
-        SIMULATED if precision == FLOAT32 else HALF,
-        role,
-        precision=precision,
-        batch=batch,
-        bandwidth=RATE,
-        baseline=_baseline(role),
-        map_s=SIMULATION["map_s"],
-        tune=role == RESNET,
-        lms=role == RESNET,
-    )
+    name, own = SIMULATED if precision == FLOAT32 else HALF, role == RESNET
+    return _timed(name, role, precision=precision, batch=batch, tune=own, lms=own)
 
 
 def reach(role: str, precision: str = FLOAT32) -> Run:
@@ -105,10 +102,8 @@ def reach(role: str, precision: str = FLOAT32) -> Run:
 
 def packed(batch: int) -> Run:
     """Plans of the whole iteration, with chunks of the paper's size and fitted ones."""
-    names = ("map_s", "largest_chunk", "least_chunk_mib")
-    own = {name: SIMULATION[name] for name in names} | {"chunk_mib": CHUNK_MIB}
-    own |= {"batch": batch, "bandwidth": RATE, "baseline": _baseline(RESNET)}
-    return _simulation(PACKED, RESNET, ", packed", **own)
+    own = {name: SIMULATION[name] for name in ("largest_chunk", "least_chunk_mib")}
+    return _timed(PACKED, RESNET, ", packed", batch=batch, chunk_mib=CHUNK_MIB, **own)
 
 
 def physical(role: str, batch: int) -> Run:
@@ -119,18 +114,18 @@ def physical(role: str, batch: int) -> Run:
 
 def link(profile: str, chosen: Chosen) -> list[Run]:
     """The paper's setting at other rates of the link, and with fewer bytes."""
-    varied = {"rates": SIMULATION["link_rates"], "shares": SIMULATION["link_shares"]}
+    own: dict[str, Any] = {"rates": SIMULATION["link_rates"], "shares": SIMULATION["link_shares"]}
     batches = SIMULATION["link_batches"][: 1 if profile == "smoke" else None]
-    base = _baseline(RESNET)
-    return [_simulation("link", RESNET, batch=b, baseline=base, **varied) for b in batches]
+    return [
+        _simulation("link", RESNET, batch=b, baseline=_baseline(RESNET), **own) for b in batches
+    ]
 
 
 def chunk_sizes(profile: str, chosen: Chosen) -> list[Run]:
     """The paper's setting with chunks of other sizes; under smoke of one other."""
     sizes = SIMULATION["chunks_mib"]
     sizes = [CHUNK_MIB, sizes[-1]] if profile == "smoke" else sizes
-    own = {"batch": SIMULATION["chunk_batch"], "bandwidth": RATE, "map_s": SIMULATION["map_s"]}
-    return [_simulation("chunk_sizes", RESNET, baseline=_baseline(RESNET), chunks_mib=sizes, **own)]
+    return [_timed("chunk_sizes", RESNET, batch=SIMULATION["chunk_batch"], chunks_mib=sizes)]
 
 
 def _limit(fits: int | None) -> dict[str, Any]:
@@ -160,7 +155,7 @@ def _simulated(profile: str, experiment: Callable[[str, int], Run], *roles: str)
 
 
 def resnet(profile: str) -> list[Run]:
-    """The runs of ResNet-50: simulated as published, and measured here."""
+    """The runs of ResNet-50: simulated as published, and measured here, by batch size."""
     at, runs = PROFILES[profile], _simulated(profile, simulated, RESNET)
     if profile != "smoke":
         runs.append(reach(RESNET))
@@ -168,27 +163,19 @@ def resnet(profile: str) -> list[Run]:
     if isinstance(methods, list):
         methods = dict.fromkeys(methods, at["measured"][RESNET])
     pairs = [(batch, mode) for mode, some in methods.items() for batch in some]
-    # By batch size: whatever stops it early leaves whole columns of the table.
-    pairs.sort(key=lambda pair: pair[0])
-    return runs + [measured(profile, RESNET, *pair) for pair in pairs]
+    return runs + [measured(profile, RESNET, *p) for p in sorted(pairs, key=lambda p: p[0])]
 
 
 def table1(profile: str, chosen: Chosen) -> list[Run]:
-    """ResNet-50 by every method, by batch size; under smoke no packed plans.
-
-    These begin well beyond the largest in core: below, any schedule hides its copies.
-    """
+    """ResNet-50 by every method, by batch size; packed plans where copies cannot be hidden."""
     beyond = () if profile == "smoke" else (b for b in TABLE["batches"] if b > 2 * IN_CORE_BATCH)
     return resnet(profile) + [packed(batch) for batch in beyond]
 
 
 def figure3(profile: str, chosen: Chosen) -> list[Run]:
     """ResNet-50 in core and swapped, by batch size."""
-    return [
-        run
-        for run in resnet(profile)
-        if run.experiment != "reach" and run.config.get("mode", IN_CORE) in MODES
-    ]
+    runs = [run for run in resnet(profile) if run.experiment != "reach"]
+    return [run for run in runs if run.config.get("mode", IN_CORE) in MODES]
 
 
 def others(profile: str, chosen: Chosen) -> list[Run]:
@@ -209,10 +196,7 @@ def figure5(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def schedules(profile: str, chosen: Chosen) -> list[Run]:
-    """A training within as many bytes of tensors as the limit has, by each of the schedules.
-
-    Under `long` those of quick, in more rounds and by several processes.
-    """
+    """A training within as many bytes of tensors as the limit has, by each of the schedules."""
     if profile == LONG:
         return [
             replace(run, config=run.config | {"repeats": 9}, seeds=PROCESSES)

@@ -1,9 +1,10 @@
 """How fast are schedules where they are run, not simulated? (section 3 against section 2's)"""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro.experiments.design import claims_of
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, ratio
@@ -12,10 +13,6 @@ from repro.experiments.outofcore.points import Point, artefact, point_of, ran
 from repro.experiments.outofcore.runs import BY_SCHEDULE, RESNET, SCHEDULES, gib, network_name
 from repro.experiments.query import Results, one_machine
 from repro.experiments.view import panel
-from repro.report import DASH
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OURS, LITERAL, LMS, VDNN, ON_DEMAND = SCHEDULES
 
@@ -37,18 +34,15 @@ def _several(results: Results) -> bool:
     return any(len(results.ok(BY_SCHEDULE, schedule=name)) > 1 for name in SCHEDULES)
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """Images/s and bytes by schedule; x: out of memory."""
-    return [
-        {
-            "schedule": SCHEDULES[name],
-            "n": len(point.paces) if point else "x",
-            "images/s": f"{point.images_per_s:,.0f}" if point else "x",
-            "over in core": f"{point.relative:.0%}" if point and point.relative else DASH,
-            "moved an iteration": gib(point.row["bytes_moved"]) if point else "x",
-        }
-        for name, point in points(results).items()
-    ]
+    for name, point in points(results).items():
+        row: dict[str, Any] = {"schedule": SCHEDULES[name], "n": "x", "images/s": "x"}
+        if point:
+            row |= {"n": len(point.paces), "images/s": f"{point.images_per_s:,.0f}"}
+            row["over in core"] = f"{point.relative:.0%}" if point.relative else None
+            row["moved an iteration"] = gib(point.row["bytes_moved"])
+        yield row
 
 
 def faster(results: Results, one: str, others: tuple[str, ...]) -> Cases:
@@ -79,7 +73,7 @@ CLAIMS = {
 }
 
 
-def figure(results: Results) -> "Figure":
+def figure(results: Results) -> Any:
     """Draw the speed of the paper's schedule over that of others, and of ours over the paper's."""
     from repro.plots import effects
 
@@ -92,8 +86,7 @@ def figure(results: Results) -> "Figure":
                 low, high = map(math.exp, gap.interval())
                 ours, interval = math.exp(gap.mean), None if math.isnan(low) else (low, high)
             rows.append((label, paper, ours, interval))
-    drawn = effects(rows, "images/s of a schedule over another's")
-    records = results.ok(BY_SCHEDULE)
+    drawn, records = effects(rows, "images/s of a schedule over another's"), results.ok(BY_SCHEDULE)
     network = network_name(records[0].config) if records else ""
     drawn.axes[0].set_title(panel(RESNET, network, "measured"), fontsize=9)
     return drawn

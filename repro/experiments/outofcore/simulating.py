@@ -101,10 +101,7 @@ def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Out
 
 
 def link(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Simulate an iteration at several rates of the link, with all its bytes and with fewer.
-
-    All of the memory is the budget, as if no allocator lost any of it. Times stay the same.
-    """
+    """Simulate an iteration at several rates of the link, with all its bytes and with fewer."""
     limit, trace, costs = _setting(config)
     rows: list[dict[str, Any]] = []
     for share in config["shares"]:
@@ -130,11 +127,9 @@ def chunk_sizes(config: Config, seed: int, data: ImageData | None, device: str) 
 
 
 def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Simulate packed plans with chunks.
+    """Simulate packed plans with chunks of the paper's size, and with the fastest of larger ones.
 
-    "packed_va" has chunks of the paper's size. "packed_fitted" has the fastest of sizes that
-    variables have, from the paper's up to `largest_chunk` times it. ``time_by_bytes_s`` is its time
-    if mapping takes as long by the byte as with the paper's chunks.
+    ``time_by_bytes_s``: if mapping takes as long by the byte as with the paper's chunks.
     """
     limit, trace, costs = _setting(config)
     paper, least = (int(config[key] * MIB) for key in ("chunk_mib", "least_chunk_mib"))
@@ -163,9 +158,7 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
 def physical(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Serve an iteration's requests without a limit, and count the memory that this takes.
 
-    "in_core" swaps nothing; "schedule" holds no more than the device has, in bytes of tensors.
-    Torch's allocator is simulated; chunks are those of `ChunkedMemory`, mapped in this machine's
-    memory, of which nothing is written.
+    Torch's allocator is simulated; chunks are mapped in this machine's memory, and not written.
     """
     trace, chunk = trace_at(config, config["batch"]), int(config["chunk_mib"] * MIB)
     rows: dict[str, Any] = {}
