@@ -13,7 +13,8 @@ from repro.experiments.dualbatch.runs import FACTORS, HALF, WORKERS, mix
 from repro.experiments.query import Results
 from repro.report import Summary
 
-STYLES: dict[str, dict[str, Any]] = plots.styles([*map(mix, range(WORKERS + 1)), *FACTORS.values()])
+STYLES: dict[str, dict[str, Any]] = plots.styles(map(mix, range(WORKERS + 1)))
+STYLES |= plots.styles(FACTORS.values())  # in no figure with those
 STYLES |= {
     "small batches": STYLES[mix(WORKERS)],
     "large batches": STYLES[mix(0)],

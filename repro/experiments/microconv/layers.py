@@ -72,9 +72,14 @@ def figure1(results: Results) -> "Figure":
 
 def _draw_bars(axis: "Axes", frame: pd.DataFrame, kind: str, **options: Any) -> None:
     """Draw the rows of a frame as groups of bars, a colour a column; nothing of an empty frame."""
+    from repro import plots
+
     if frame.size:
-        frame.astype(float).plot(ax=axis, kind=kind, width=0.8, edgecolor="white", **options)
-        axis.legend(fontsize=8)
+        colours = plots.PALETTE[: frame.shape[1]]
+        frame.astype(float).plot(
+            ax=axis, kind=kind, width=0.8, edgecolor="white", color=colours, **options
+        )
+        axis.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     axis.grid(axis="y" if kind == "barh" else "x", visible=False)
 
 

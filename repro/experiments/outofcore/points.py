@@ -285,6 +285,8 @@ def draw(
         axis.set(xlabel=xlabel, ylabel=panel.ylabel)
         for line in panel.lines:
             look = styles[line.method] | _LOOKS[line.whose]
+            if (line.method, line.whose) == (IN_CORE, "ours"):
+                look |= {"lw": 3.2, "ms": 9, "zorder": 1.8}  # is seen around a schedule as fast
             if line.heights:
                 axis.plot(*zip(*line.heights.items(), strict=True), label=line.label, **look)
             for size, interval in line.intervals.items():
@@ -294,5 +296,7 @@ def draw(
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set_ylim(0, top)
+        if not any(line.heights for line in panel.lines):
+            axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#48536a")
     plots.legend_below(figure, 4)
     return figure
