@@ -81,7 +81,7 @@ class ScalingModel:
 
         Args:
             steps: Measured steps with at least two different shares per process.
-            messages: Measured averagings, see `fit_messages`.
+            messages: Measured averagings: bytes, processes, seconds.
             gradient_bytes: Bytes of the network's gradients.
             rounds: m, communications of a step: buckets of gradients.
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Literal
 
 from repro.dualbatch.checks import choice, is_number, positive, whole
@@ -115,11 +116,7 @@ class DualBatchPlan:
             raise ValueError("n_small and n_large are 0; give at least one worker")
         samples = whole("samples", samples, n)  # one for each worker
         choice("rounding", rounding, ("nearest", "floor"))
-        half = 0 if rounding == "floor" else Fraction(1, 2)
-
-        def down(value: float | Fraction) -> int:
-            return math.floor(value + half)
-
+        down = partial(_rounded, rounding)
         if n_small == 0:
             share = down(Fraction(samples, n))
             return cls(time_model, 1.0, 0, n, samples, None, large_batch, 0, share, 1.0)
@@ -192,6 +189,10 @@ class DualBatchPlan:
         """Predicted seconds of a worker's share, with its last batch at its true size."""
         model = time_model or self.time_model
         return model.pass_time(self.batch_of(kind), self.share_of(kind))
+
+
+def _rounded(rounding: Rounding, value: float | Fraction) -> int:
+    return math.floor(value + (0 if rounding == "floor" else Fraction(1, 2)))
 
 
 def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: int) -> float:

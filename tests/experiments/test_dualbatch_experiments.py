@@ -44,7 +44,7 @@ def digits(config: Any) -> Any:
 
 def timed_as(patch: pytest.MonkeyPatch, a: float, b: float) -> None:
     """Let steps take so long."""
-    patch.setattr(workers, "fitted", lambda *arguments: (TimeModel(a, b, (), (1.0,)), {}))
+    patch.setattr(workers, "fitted", lambda *arguments: (TimeModel(a, b, (1.0,)), {}))
 
 
 def without_processes(patch: pytest.MonkeyPatch) -> None:

@@ -286,7 +286,7 @@ def load_names() -> tuple[str, ...]:
         ("adaptive", "train", ThetaController, "_grown", lambda self: self._batch + 1),
         ("microconv", "candidates", microconv, "pareto_front",
          lambda *given, whole=optimize.pareto_front, **named: whole(*given, **named)[:1]),
-        ("dualbatch", "solve", planning, "_nearest", lambda value: int(value) + 1),
+        ("dualbatch", "solve", planning, "_rounded", lambda rounding, value: int(value) + 1),
     ],
 )  # fmt: skip
 def test_a_line_of_a_method_changed(monkeypatch, key, experiment, owner, name, planted):

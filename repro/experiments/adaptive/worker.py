@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from repro import adaptive
-from repro.adaptive.averaging import Method, average
+from repro.adaptive.averaging import Method, average, make_buckets
 from repro.adaptive.processes import LOOPBACK
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config
@@ -81,7 +81,7 @@ def measure(config: Config) -> dict[str, Any]:
             "messages": messages,
             "difference": _weights(job),
             "gradient_bytes": size,
-            "buckets": len(adaptive.make_buckets(model, processes, config["bucket_bytes"])),
+            "buckets": len(make_buckets(model, processes, config["bucket_bytes"])),
         }
     adaptive.leave_processes()
     return {} if rank else by_task
