@@ -119,10 +119,9 @@ class _Rules(Cycle):
         self.enters: list[list[int]] = [[] for _ in range(self.n)]
         self.leaves: list[list[int]] = [[] for _ in range(self.n)]
 
-    def use(self, name: str, function: int) -> int:
+    def use(self, name: str, f: int) -> int:
         """Return the number of a variable's use by a function."""
-        first = self.first[function]
-        return first + self.trace.functions[function].variables.index(name)
+        return self.first[f] + self.trace.functions[f].variables.index(name)
 
     def entering(self, a: int) -> Iterator[tuple[Kind, int]]:
         """Yield the variables to bring in before f_a, and how."""
@@ -145,11 +144,7 @@ class _Rules(Cycle):
         return [passed + use for use in self.leaves[a - self.start]]
 
     def release_oldest(self, actions: list[tuple[Kind, int]]) -> None:
-        """Carry out the oldest reserved swap-out.
-
-        Raises:
-            DoesNotFit: None is reserved.
-        """
+        """Carry out the oldest reserved swap-out; without one raise DoesNotFit."""
         if not self.queue:
             number = self.at - self.start
             raise DoesNotFit(
@@ -160,11 +155,7 @@ class _Rules(Cycle):
         super().release_oldest(actions)
 
     def planned(self) -> SwapPlan:
-        """Return the plan.
-
-        Raises:
-            DoesNotFit: The plan needs more than the budget, or the iterations never repeat.
-        """
+        """Return the plan; raise DoesNotFit if it exceeds the budget or never repeats."""
         plan = self.settled(_PASSES)
         if plan is None:
             raise DoesNotFit(f"the schedule '{self.scheduler}' does not settle in {_PASSES} passes")
@@ -202,16 +193,18 @@ class _Literal(Draft):
         self.sequence = [(a, x) for a, f in enumerate(trace.functions) for x in f.variables]
         self.leaving: dict[str, int] = {}  # function after which it began to leave, oldest first
         self.ahead: dict[str, int] = {}  # function before which it was prefetched; not used yet
-        self.late: list[str] = []  # prefetches withdrawn, and within the window
+        self.late: dict[str, int] = {}  # prefetches withdrawn, and within the window
         self.begun: dict[str, int] = {}  # function after which a copy of its current value began
 
     def plan(self) -> SwapPlan:
-        """Return the plan."""
         sequence = self.sequence
         head = entered = last = 0  # of the window: its end, its bytes, its start
         for a, function in enumerate(self.trace.functions):
             for name in self.trace.ending[a]:
-                self._end(name)
+                self.free(name)
+                self.alive.discard(name)
+                for names in (self.leaving, self.ahead, self.begun):
+                    names.pop(name, None)
             variables = function.variables
             while last < len(sequence) and sequence[last][0] < a:
                 entered -= self.sizes[sequence[last][1]] if last < head else 0
@@ -256,20 +249,12 @@ class _Literal(Draft):
         death = self.trace.lifetimes[name][1]
         return (death, True) if death > a + 1 else None
 
-    def _end(self, name: str) -> None:
-        self.free(name)
-        for names in (self.leaving, self.ahead, self.begun):
-            names.pop(name, None)
-        self.alive.discard(name)
-
     def _make(self, a: int, variables: tuple[str, ...]) -> None:
         """Bring a function's variables to the device, and make room for its new ones."""
         function = self.trace.functions[a]
         for name in variables:
-            self.leaving.pop(name, None)
-            self.ahead.pop(name, None)
-            if name in self.late:
-                self.late.remove(name)
+            for names in (self.leaving, self.ahead, self.late):
+                names.pop(name, None)
         for name in variables:
             if name not in self.device:
                 self._room(a, self.sizes[name], variables)
@@ -289,11 +274,11 @@ class _Literal(Draft):
                 name = max(self.ahead, key=lambda x: (self._next(x, a - 1) or (0, True))[0])
                 self.before[self.ahead.pop(name)].remove(Action(Kind.SWAP_IN, name))
                 self.free(name)
-                self.late.append(name)
+                self.late[name] = a
             else:  # it had stayed, since it lies within the window
                 name = next(x for x in sorted(self.device) if x not in variables)
                 self._leave(max(u for u in (-1, *self.trace.accesses[name]) if u < a), name)
-                self.late.append(name)
+                self.late[name] = a
 
     def _ask(self, a: int, name: str) -> bool:
         """Take a variable into the window; return whether there is room for it."""
@@ -311,8 +296,7 @@ class _Literal(Draft):
         self.before[a].append(Action(Kind.SWAP_IN, name))
         self.allocate(name)
         self.ahead[name] = a
-        if name in self.late:
-            self.late.remove(name)
+        self.late.pop(name, None)
         return True
 
     def _leave(self, a: int, name: str) -> None:

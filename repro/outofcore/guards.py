@@ -23,14 +23,10 @@ from repro.outofcore.residency import Residency
 
 
 class Uninterrupted:
-    """Delays a keyboard interrupt from `__enter__` to `__exit__`.
+    """Delays a keyboard interrupt of the main thread from `__enter__` to `__exit__`.
 
-    Python raises KeyboardInterrupt between any two steps of the main thread, even while bytes are
-    counted or pointers change. `install` handles the signal and delays it until such work is done;
-    `remove` restores its earlier handler. Other threads are neither interrupted nor changed.
-
-    Args:
-        code: Code of a function that is not interrupted before it enters this context.
+    Else Python raises it between any two steps, even while bytes are counted or pointers change. A
+    function with this `code` is not interrupted before it enters this context either.
     """
 
     def __init__(self, code: CodeType) -> None:
@@ -40,7 +36,7 @@ class Uninterrupted:
         self._before: Any = None  # the earlier handler, while ours is installed
 
     def install(self) -> None:
-        """Handle the signal, if this is the main thread and the signal has a handler."""
+        """Handle the signal, if it has a handler and this is the main thread."""
         before = signal.getsignal(signal.SIGINT)
         if callable(before) and threading.current_thread() is threading.main_thread():
             self._before = before

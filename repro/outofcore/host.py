@@ -312,7 +312,7 @@ class StreamMover:
             stream.synchronize()
 
     def close(self) -> None:
-        """Do nothing: no thread is to be ended."""
+        """Do nothing: it has no thread."""
 
 
 Mover = ThreadMover | StreamMover

@@ -78,18 +78,13 @@ class Follower:
             first = [name for name in function.variables if trace.accesses[name][0] == f]
             births = tuple(number[name] for name in first if name not in function.inputs)
             given = {number[n] for n in first if n in function.inputs and n not in trace.persistent}
-            known = signature(recorded.operations[f])
-            step = Step(
-                recorded.operations[f],
-                known,
-                varies=known.collective or known.by_values,
-                inputs=tuple(number[name] for name in function.inputs),
-                written=tuple(number[name] for name in function.outputs if name in function.inputs),
-                arrivals=frozenset(given),
-                births=births,
-                birth_bytes=sum(self.sizes[v] for v in births),
+            operation, known = recorded.operations[f], signature(recorded.operations[f])
+            inputs = tuple(number[name] for name in function.inputs)
+            written = tuple(number[n] for n in function.outputs if n in function.inputs)
+            varies, nbytes = known.collective or known.by_values, sum(self.sizes[v] for v in births)
+            self.steps.append(
+                Step(operation, known, varies, inputs, written, frozenset(given), births, nbytes)
             )
-            self.steps.append(step)
         self.follow(plan)
 
     def follow(self, plan: SwapPlan) -> None:
@@ -206,7 +201,7 @@ class Follower:
 
 
 class Iterations:
-    """The iterations of a block: recorded until there is a plan, then matched with it.
+    """Iterations, recorded until there is a plan, then matched with it.
 
     The first is not planned: the second often runs other functions, since an optimizer makes its
     state in the first, and it shows the ends of variables that an iteration leaves behind. The

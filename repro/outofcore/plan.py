@@ -148,10 +148,7 @@ class Draft:
 
 
 class _Check:
-    """The state of device and host through a sequence of actions and functions.
-
-    It depends on the trace alone, not on the schedulers' code, so that it detects their mistakes.
-    """
+    """The state of device and host, from the trace alone and not from the schedulers' code."""
 
     def __init__(self, plan: SwapPlan) -> None:
         self.plan, self.trace, self.peak = plan, plan.trace, 0
@@ -207,10 +204,7 @@ class _Check:
             )
 
     def needed(self, name: str, after: int) -> bool:
-        """Whether the value of a live variable must survive function number `after` - 1.
-
-        It must, unless the next use overwrites it whole.
-        """
+        """Whether a value must survive function `after` - 1: the next use does not replace it."""
         uses, persists = self.trace.accesses[name], name in self.trace.persistent
         following = next((number for number in uses if number >= after), None)
         # Left by the iteration before, or live without a use: it may be read from outside. What

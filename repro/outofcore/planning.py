@@ -96,7 +96,7 @@ def packed_plans(
 
 @dataclass(slots=True)
 class _Gap:
-    """A gap of a trace, and the position of its variable meanwhile."""
+    """A `Gap` of a trace, and where its variable is meanwhile."""
 
     name: str
     use: int
@@ -125,8 +125,7 @@ class _Packing:
                 self.load[within] += gap.nbytes
         self.away = [gap for gap in self.gaps if not gap.stays]
 
-    def _between(self, start: int, end: int) -> NDArray[np.int64]:
-        """Return functions `start` to `end` - 1, which may lie in the next iteration."""
+    def _between(self, start: int, end: int) -> NDArray[np.int64]:  # the end excluded
         return np.arange(start, end) % len(self.load)
 
     def plan(self, done: dict[tuple[str, int], int] | None) -> SwapPlan:
@@ -181,7 +180,7 @@ class _Writing(Draft):
         self.outgoing: set[str] = set()
 
     def plan(self) -> SwapPlan:
-        """Walk until an iteration starts in the state of the one before; return it as a plan."""
+        """Return the plan of the first iteration that starts in the state of the one before."""
         started = None
         while True:
             start = frozenset(self.device), frozenset(self.valid), frozenset(self.outgoing)
@@ -191,11 +190,9 @@ class _Writing(Draft):
             self.clear()
             for f in range(self.n):
                 self._function(f)
-            self._die(0)
+                self._die((f + 1) % self.n)
 
     def _function(self, f: int) -> None:
-        if f:
-            self._die(f)
         self.before[f] += self._moves(f)
         for name in self.trace.functions[f].variables:
             self.allocate(name)
@@ -234,10 +231,7 @@ class _Writing(Draft):
 
 
 def _copied_before(simulation: Simulation, trace: Trace) -> dict[tuple[str, int], int]:
-    """Return, by (variable, function after which its copy to the host began), where it was done.
-
-    That is the function before which the copy had ended.
-    """
+    """Return, by variable and its use before a copy to the host, the function after the copy."""
     ends = np.concatenate([simulation.ends_s, simulation.ends_s + simulation.time_s])
     copied = {}
     for kind, name, start, end in simulation.transfers:
@@ -285,8 +279,7 @@ def host_bytes(trace: Trace, budget_bytes: int) -> int:
 class Planner:
     """Plans iterations by a schedule; the first arguments are those of `OutOfCore`.
 
-    Args:
-        rates: Returns the copies' measured bytes/s (to the device, to the host).
+    `rates` returns the copies' measured bytes/s (to the device, to the host).
     """
 
     def __init__(
@@ -298,9 +291,8 @@ class Planner:
     ) -> None:
         self.schedule, self.budget_bytes, self._rates = schedule, budget_bytes, rates
         self._window = None if window_bytes == "auto" else window_bytes
-        self._tunes = schedule == "packed" or (
-            schedule in ("auto", "window") and window_bytes == "auto"
-        )
+        chosen = schedule in ("auto", "window") and window_bytes == "auto"
+        self._tunes = schedule == "packed" or chosen
 
     def plan(self, recorded: Recording) -> SwapPlan:
         """Return a plan of an iteration quickly; errors are those of `OutOfCore`."""
@@ -329,10 +321,7 @@ class Planner:
         return plan
 
     def better(self, plan: SwapPlan, recorded: Recording) -> SwapPlan | None:
-        """Try other plans of an iteration that repeats according to `plan`, for a bounded time.
-
-        Return the plan with the least simulated time, None if `plan` is not slower.
-        """
+        """Return a faster plan than `plan`, tried in a bounded time; None if none was found."""
         other = len(recorded.times) != len(plan.trace.functions)
         if not self._tunes or other or not plan.bytes_moved:
             return None

@@ -265,10 +265,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
-    """Return operations with sums of gradients made in place if one of their operands ends there.
-
-    The result of such a sum replaces that operand from its birth on.
-    """
+    """Return operations with sums in place of an operand that ends there, from its birth on."""
     totals: dict[Variable, Variable] = {}
     for number in reversed(range(len(entries))):
         entry = entries[number]
@@ -361,8 +358,7 @@ def _twins(
 ) -> dict[str, Variable]:
     """Return, by name, the counterparts of variables in the iteration before.
 
-    Both iterations are compared as far as they run the same functions. Operations after the end of
-    the iteration before, such as reading its loss, are at the start of this one.
+    Operations after that iteration's end, such as reading its loss, are at the start of this one.
     """
     variables = dict(zip(previous.trace.accesses, previous.order, strict=True))
     best: dict[str, str] = {}

@@ -177,10 +177,7 @@ class Residency:
         return counts, locked
 
     def _meet_aliases(self) -> None:
-        """Find unknown tensors in the memory of others, before the first variable leaves.
-
-        A tensor made by DLPack or from an address may first be used after its owner has left.
-        """
+        """Find tensors in the memory of others, which may be used only after these have left."""
         self._aliases_met = True
         with torch._C.DisableTorchFunction():
             for tensor in gc.get_objects() if self.device.type == "cpu" else ():
@@ -350,11 +347,7 @@ class Residency:
             variable.nbytes = nbytes
 
     def make_room(
-        self,
-        nbytes: int,
-        keep: Iterable[Variable],
-        what: Callable[[], str],
-        strict: bool = True,
+        self, nbytes: int, keep: Iterable[Variable], what: Callable[[], str], strict: bool = True
     ) -> None:
         """Free device memory for `nbytes`: least recently used variables first, none in `keep`.
 
@@ -384,22 +377,17 @@ class Residency:
                 break
         else:
             return
-        raise self._too_small(nbytes, what())
-
-    def _too_small(self, nbytes: int, name: str) -> BudgetTooSmall:
-        needed, busy = self.used_bytes + nbytes, [v for v in self.variables() if v.locked or v.pins]
-        held = sum(v.nbytes for v in busy)
-        because = (
-            f", {held} of them of variables whose address is in use, whose memory is not torch's "
-            "own, or that collectives hold"
-        )
-        return BudgetTooSmall(name, needed, self.budget_bytes, name + because * bool(held), False)
+        name, needed = what(), self.used_bytes + nbytes
+        where, held = name, sum(v.nbytes for v in self.variables() if v.locked or v.pins)
+        if held:
+            where += (
+                f", {held} of them of variables whose address is in use, whose memory is not "
+                "torch's own, or that collectives hold"
+            )
+        raise BudgetTooSmall(name, needed, self.budget_bytes, where, final=False)
 
     def restore(self) -> None:
-        """Bring every variable back, even beyond the budget, and wait until all have arrived.
-
-        Where one cannot be brought back, the error is raised when all others are.
-        """
+        """Bring every variable back, even beyond the budget; raise an error after all others."""
         failed: Exception | None = None
         for variable in self.variables():
             with suppress(OSError):  # a variable that could not be written is still on the device

@@ -54,11 +54,7 @@ def in_compiled() -> bool:
 
 
 class Running:
-    """Runs each operation with its inputs on the device and room for its results.
-
-    The lock is held from the first input to the last result, so that several threads run one
-    operation at a time.
-    """
+    """Runs one operation at a time, with its inputs on the device and room for its results."""
 
     def __init__(self, residency: Residency, iterations: Iterations) -> None:
         device, self._iterations = residency.device, iterations
@@ -225,12 +221,7 @@ class Running:
         return result_bytes(operation, args, kwargs)
 
     def _promise(
-        self,
-        name: str,
-        inputs: list[Variable],
-        written: list[Variable],
-        nbytes: int,
-        certain: bool,
+        self, name: str, inputs: list[Variable], written: list[Variable], nbytes: int, certain: bool
     ) -> None:
         """Make room for the results of an operation, and note its writes."""
         residency = self._residency

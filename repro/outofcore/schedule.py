@@ -63,10 +63,10 @@ def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach |
 
 
 class Cycle:
-    """An endless sequence of iterations, with what is on the device and on the host.
+    """An endless sequence of iterations, with the variables on the device and on the host.
 
-    `iteration` is the paper's algorithm. A subclass decides what enters before a function and what
-    leaves after it. A leaving variable is only reserved to leave: it is copied and released when
+    `iteration` is the paper's algorithm. A subclass decides which variables enter before a function
+    and leave after it. A leaving variable is only reserved to leave: it is copied and released when
     its memory is needed, oldest first.
 
     Variables are numbers here. A variable that does not persist has two instances, 2 v and 2 v + 1,
@@ -82,7 +82,7 @@ class Cycle:
         self.trace, self.budget = trace, budget_bytes
         self.n = n = len(trace.functions)
         self.names = list(trace.accesses)
-        self.number = number = {name: v for v, name in enumerate(self.names)}
+        number = {name: v for v, name in enumerate(self.names)}
         self.persists = [name in trace.persistent for name in self.names]
         self.size = [trace.sizes[name] for name in self.names for _ in range(2)]
         self.death = [trace.lifetimes.get(name, (0, 0))[1] for name in self.names]
@@ -178,15 +178,11 @@ class Cycle:
     def state(self) -> tuple[Any, ...]:
         """Return the state that determines the next iteration, counted from its start."""
         passed, reserved = self.at // self.n * len(self.function), set(self.reserved.values())
-        return (
-            self._turned(self.device),
-            self._turned(self.valid),
-            self._turned(self.alive),
-            tuple(use - passed for use in self.queue if use in reserved),
+        sets = (
+            frozenset(self.relative(x) for x, flag in enumerate(flags) if flag)
+            for flags in (self.device, self.valid, self.alive)
         )
-
-    def _turned(self, flags: list[bool]) -> frozenset[tuple[int, int]]:
-        return frozenset(self.relative(x) for x, flag in enumerate(flags) if flag)
+        return *sets, tuple(use - passed for use in self.queue if use in reserved)
 
     def relative(self, x: int) -> tuple[int, int]:
         """Return a variable, and whether it is of another iteration than this one."""
@@ -259,7 +255,6 @@ class _Window(Cycle):
         self.frontier = -1
 
     def state(self) -> tuple[Any, ...]:
-        """Return the state that determines the next iteration, counted from its start."""
         at, seen = self.at, enumerate(self.last_seen)
         return (
             *super().state(),
@@ -269,10 +264,7 @@ class _Window(Cycle):
         )
 
     def entering(self, a: int) -> list[tuple[Kind, int]]:
-        """Take variables into the window while there is room; return those to bring in.
-
-        No variable of the window may be released for another, so that nothing moves here.
-        """
+        """Take variables into the window while there is room; return those to bring in."""
         function, size, last_seen = self.function, self.size, self.last_seen
         count, last = len(function), self.start + self.n
         end = a + self.n if self.reach is None else self.start + self.reach[a - self.start]

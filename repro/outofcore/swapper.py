@@ -203,7 +203,7 @@ class OutOfCore:
         guard.install()
         try:
             with guard, ExitStack() as stack:
-                self._take_in()
+                self._take_in(*self._holders)
                 stack.callback(watch(self))
                 stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
                 self._first_call = register_module_forward_pre_hook(self._called)
@@ -283,16 +283,13 @@ class OutOfCore:
 
     # ---- tensors from before the block
 
-    def _take_in(self) -> None:
-        """Count the user's named modules and optimizers, within the budget."""
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            for holder in self._holders:
-                meet(self._residency, holder)
-            self._make_room()
-
-    def _make_room(self) -> None:
+    def _take_in(self, *holders: object) -> None:
+        """Count the tensors of modules and optimizers, within the budget."""
         residency = self._residency
-        residency.make_room(0, (), lambda: "what was there before", strict=False)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            for holder in holders:
+                meet(residency, holder)
+            residency.make_room(0, (), lambda: "what was there before", strict=False)
         locked = sum(v.nbytes for v in residency.variables() if v.locked and v.kind)
         if locked:
             say_once(
@@ -305,9 +302,8 @@ class OutOfCore:
     def _called(self, module: nn.Module, _: object) -> None:
         """Count the tensors of the first module that is called, before its first operation."""
         self._first_call.remove()
-        with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            meet(self._residency, module)
-            self._make_room()
+        with self._guard, self._lock:
+            self._take_in(module)
 
     # ---- iterations
 
@@ -315,7 +311,8 @@ class OutOfCore:
         with self._guard:
             with self._lock, torch._C.DisableTorchFunction():
                 parameters = parameters_of(optimizer)
-                ours = self._mine() and any(p.device == self.device for p in parameters)
+                here = get_ident() == self._thread
+                ours = here and any(p.device == self.device for p in parameters)
                 if not ours and not any(map(self._residency.look_up, parameters)):
                     return  # none of its parameters is managed
                 if self._iterations.log is not None:
@@ -387,7 +384,8 @@ class OutOfCore:
             guards.check_readable(self._residency, values, self.swap_folder is not None)
             yield True
             return
-        with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
+        guard = self._guard if get_ident() == self._thread else nullcontext()
+        with guard, self._lock, _disable_current_modes():
             yield False
 
     def bring(self, tensor: torch.Tensor, lock: bool) -> None:
@@ -413,9 +411,6 @@ class OutOfCore:
         """
         with self._reading([tensor]) if self._stack is not None else nullcontext(True) as outside:
             return tensor.untyped_storage() if outside else self._residency.snapshot(tensor)
-
-    def _mine(self) -> bool:
-        return get_ident() == self._thread
 
 
 # ---- recording
