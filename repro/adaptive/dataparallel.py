@@ -266,17 +266,20 @@ class DataParallel:
         if self._checks is None or not self._checks.due(self.loss_fn, batch):
             return
         self.finish()
-        error: Exception | None = None
+        error, compared = None, None
         try:
-            self._checks.make(self.loss_fn, batch, weights)
+            compared = self._checks.make(self.loss_fn, batch, weights)
         except Exception as own:
             error = own
-        texts = ["" if error is None else str(error) or repr(error)]
+        undecided = "?" if compared is False else ""
+        texts = [undecided if error is None else str(error) or repr(error)]
         if self._group is not None:
             texts = gathered(texts[0], self._group, "checking the loss")
-        if refused := [(rank, text) for rank, text in enumerate(texts) if text]:
+        if refused := [(rank, text) for rank, text in enumerate(texts) if text not in ("", "?")]:
             self._checks = Checks(*self._checked)  # similar mini-batches are refused, too
             raise error or LossCheckError("rank {}: {}".format(*refused[0]))
+        if compared is not None:
+            self._checks.settle(self.loss_fn, "?" not in texts)
 
     def _train(
         self, batch: Batch, pieces: Sequence[tuple[int, int]], parts: Sequence[float | Tensor]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
+from repro.measure import is_out_of_memory
 from repro.measure.batches import Batch
 from repro.measure.loss_check import LossCheck, Sample
 from repro.measure.loss_parts import MixedSamplesError, known_loss
@@ -134,21 +135,34 @@ class Checks:
         new = not is_torchs(loss_fn) and self._novelty.in_batch(batch)
         return new or self._checked is not loss_fn or not self._model_checked
 
-    def make(self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any) -> None:
-        """Check a mini-batch; a loss that differs from its parts' combined loss is refused."""
+    def make(self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any) -> bool | None:
+        """Check a mini-batch; a loss that differs from its parts' combined loss is refused.
+
+        Returns whether the loss could be compared, None where there are too few samples.
+        """
         if batch.num_samples < 3:
-            return
+            return None
         check = loss_check(self._model, loss_fn, self._device)
         sample = few(loss_fn, batch, weights, self._novelty.values)
+        compared = False
+        try:
+            compared = check.loss_adds_up(sample)
+            if not self._model_checked:
+                self._check_model(check, sample)
+        except Exception as error:  # these samples at once may be more than fit
+            if not is_out_of_memory(error):
+                raise
+        self._model_checked = True
+        return compared
+
+    def settle(self, loss_fn: Callable[..., Tensor], compared: bool) -> None:
+        """Note whether all processes compared the loss, so that all check the same mini-batches."""
         self._failures += 1
-        if check.loss_adds_up(sample):
+        if compared:
             self._checked, self._failures = loss_fn, 0
         elif self._failures == _TRIES:
             self._checked = loss_fn
             _warn(f"{NOT_CHECKED}; where it is no mean over samples give weights=")
-        if not self._model_checked:
-            self._model_checked = True
-            self._check_model(check, sample)
 
     def _check_model(self, check: LossCheck, sample: Sample) -> None:
         """Warn of a model that compares samples, or changes buffers by those it sees."""

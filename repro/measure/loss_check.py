@@ -254,7 +254,10 @@ class LossCheck:
         allowed = self._tolerance(kinds) if inside else narrow  # of the very same outputs
         if value <= narrow and gradient <= allowed:
             return True
+        drawn = torch.get_rng_state()
         again = evaluate_whole()
+        if not torch.equal(drawn, torch.get_rng_state()):
+            return False  # whole and parts had other random numbers
         spread = relative(again.loss, whole)
         if spread > narrow or (difference(again.gradients, whole.gradients) or 0.0) > allowed:
             return False

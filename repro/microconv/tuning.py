@@ -33,7 +33,7 @@ def tune(
     algorithms: Sequence[str] | None = None,
     max_error: float = 1e-4,
     training: bool | None = None,
-    devices: Sequence[torch.device | str] = (),
+    devices: Sequence[torch.device | str] | None = None,
     min_gain: float = 0.05,
     cache: BenchmarkCache | str | os.PathLike[str] | None = "default",
 ) -> TuningReport:
@@ -72,7 +72,7 @@ def tune(
             cuDNN may sum float16 in float16 (``cudnn_half``).
         training: Whether kernels of gradients are tuned; None for ``model.training``.
         devices: Accelerators of one kind, including the model's own, which measure micro-batch
-            sizes at once (section III-B); none for only the model's own.
+            sizes at once (section III-B); None for only the model's own.
         min_gain: Share of time that a division must save in the trial; below 0 the whole model is
             not tried, and ``-math.inf`` takes the best division even if torch's own is faster.
         cache: File of measurements, or a `BenchmarkCache`; ``"default"`` is ``microconv.sqlite`` in
@@ -99,7 +99,7 @@ def tune(
         raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
     if not min_gain < 1:
         raise ValueError(f"min_gain is {min_gain!r}; give a share of time below 1")
-    bench = Bench(algorithms, _open_cache(cache), max_error, _of_one_kind(devices))
+    bench = Bench(algorithms, _open_cache(cache), max_error, _of_one_kind(devices or ()))
     training = model.training if training is None else training
     report = TuningReport(mode, policy, workspace_limit, strict)
     calls, report.skipped, others = record_calls(model, sample_input, training)
@@ -124,7 +124,7 @@ def _of_one_kind(devices: Sequence[torch.device | str]) -> list[str]:
     if isinstance(devices, str) or not all(map(accelerator.is_accelerator, names)):
         raise ValueError(
             f"devices is {devices!r}; give a list of accelerators such as ['cuda:0', 'cuda:1'], or "
-            "none: what a CPU measures at once shares its cores"
+            "None: what a CPU measures at once shares its cores"
         )
     kinds = {str(describe_device(name)["name"]) for name in names}
     if len(kinds) > 1:

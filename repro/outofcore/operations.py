@@ -81,10 +81,12 @@ class RawAccess(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in self.WATCHED and args and isinstance(args[0], torch.Tensor):
-            if name in ("untyped_storage", "data_ptr") and _serialised():
-                saved = self.owner.snapshot(args[0])
-                start = args[0].storage_offset() * args[0].element_size()
-                return saved if name == "untyped_storage" else saved.data_ptr() + start
+            if name in ("untyped_storage", "data_ptr") and (by := _serialiser()):
+                if name == "untyped_storage":
+                    return self.owner.snapshot(args[0], keep=by == "safetensors")
+                if by == "safetensors":
+                    start = args[0].storage_offset() * args[0].element_size()
+                    return self.owner.snapshot(args[0], keep=True).data_ptr() + start
             self.owner.bring(args[0], lock=name in self.LOCKS)
         elif name in self.READ_SIZES:
             self.owner.hold_sizes(tensors_in([args, list((kwargs or {}).values())]))
@@ -115,18 +117,18 @@ def say_once(key: str, text: str) -> None:
         warnings.warn(text, OutOfCoreWarning, stacklevel=4)
 
 
-def _serialised() -> bool:
-    """Whether safetensors or pickle asks for an address, to read there at once."""
+def _serialiser() -> str:
+    """The serialiser that asks for an address, which reads there at once; empty for none."""
     frame: FrameType | None = sys._getframe(2)
     for depth in range(4):
         if frame is None:
             break
         if depth == 0 and frame.f_globals.get("__name__", "").startswith("safetensors"):
-            return True
+            return "safetensors"
         if frame.f_code.co_name == "_reduce_ex_internal":
-            return True
+            return "pickle"
         frame = frame.f_back
-    return False
+    return ""
 
 
 def result_bytes(

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -85,6 +86,10 @@ class Residency:
         self.uncounted: dict[int, int] = {}
         # Copies that serialisers read by address: `kept` until any tensor is written.
         self.kept: dict[Variable, torch.UntypedStorage] = {}
+        # Copies of pickle, which asks once for each tensor: shared within one moment.
+        self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
+            WeakValueDictionary()
+        )
         self._aliases_met = False
         self._excluded = frozenset(excluded)
         # Weak references that report the end of a storage: its address and its variable.
@@ -417,12 +422,13 @@ class Residency:
         variable.used = self.clock
         variable.locked = variable.locked or lock
 
-    def snapshot(self, tensor: torch.Tensor) -> torch.UntypedStorage:
-        """Return a copy of a tensor's storage on the host, which is `kept`."""
+    def snapshot(self, tensor: torch.Tensor, keep: bool) -> torch.UntypedStorage:
+        """Return a copy of a tensor's storage on the host; `keep` adds it to `kept`."""
         variable = self.find(tensor)
         if variable is None:
             return tensor.untyped_storage()
-        saved = self.kept.get(variable)
+        key = id(variable), self.clock
+        saved = self.kept.get(variable) if keep else self._saved.get(key)
         if saved is not None:
             return saved
         if variable.resident:
@@ -435,7 +441,10 @@ class Residency:
             self.mover.finish()
             saved = torch.UntypedStorage(variable.nbytes)
             self.store.read(variable.place, saved.data_ptr())
-        self.kept[variable] = saved
+        if keep:
+            self.kept[variable] = saved
+        else:
+            self._saved[key] = saved
         return saved
 
 

@@ -404,13 +404,13 @@ class OutOfCore:
             if not value.dtype.is_floating_point:
                 self.bring(value, lock=True)
 
-    def snapshot(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+    def snapshot(self, tensor: torch.Tensor, keep: bool = True) -> torch.UntypedStorage:
         """Return a copy of a tensor's storage on the host, for serialisers.
 
         It lives until the iteration ends or an operation writes to any tensor.
         """
         with self._reading([tensor]) if self._stack is not None else nullcontext(True) as outside:
-            return tensor.untyped_storage() if outside else self._residency.snapshot(tensor)
+            return tensor.untyped_storage() if outside else self._residency.snapshot(tensor, keep)
 
 
 # ---- recording
