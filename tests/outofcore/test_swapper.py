@@ -206,8 +206,10 @@ def save(training: Training, i: int, where: str) -> None:
         loaded = torch.load(file)
         for values in (loaded["model"], *loaded["optimizer"]["state"].values()):
             training.seen += [v.double().sum().item() for v in values.values()]
-        weight = pickle.loads(pickle.dumps(next(training.model.parameters())))
-        training.seen.append(weight.sum().item())
+        weight = next(training.model.parameters())
+        training.seen.append(pickle.loads(pickle.dumps(weight)).sum().item())
+        weight.detach().numpy()[0] += 1  # which no operation tells of
+        training.seen.append(pickle.loads(pickle.dumps(weight)).sum().item())
 
 
 def addresses(training: Training, i: int, where: str) -> None:
