@@ -113,7 +113,10 @@ _OPERATORS: tuple[tuple[str, str, Callable[..., Tensor], Callable[..., int]], ..
         "filter_gradient",
         "Tensor input, Tensor gradient, Tensor weight",
         _filter_gradient,
-        lambda x, y, *_, out_shape, **__: conv_flop_count(x, out_shape, y),
+        # Torch exchanges samples and channels, and so counts each group for all channels.
+        lambda x, y, *_, out_shape, **__: conv_flop_count(
+            *([s[1], s[0], *s[2:]] for s in (x, y, out_shape))
+        ),
     ),
 )
 for _name, _schema, _run, _count in _OPERATORS:

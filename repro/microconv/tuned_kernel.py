@@ -130,10 +130,12 @@ class TunedKernel:
 
         Torch's own convolution runs for operands that do not match: a graph may be run with any.
         """
-        kernel, batch = self.kernel, len(first)
+        kernel = self.kernel
+        if isinstance(first, FakeTensor):  # len() would fix a batch size that a graph leaves free
+            return native(kernel, first, second, bias, like)
+        batch = len(first)
         matches = (
-            not isinstance(first, FakeTensor)
-            and batch > 0
+            batch > 0
             and (tuple(first.shape), tuple(second.shape)) == kernel.shapes(batch)[:2]
             and first.dtype == second.dtype == kernel.torch_dtype
             and str(first.device) == str(second.device) == kernel.device

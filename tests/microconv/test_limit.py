@@ -206,9 +206,9 @@ def test_what_keeps_to_the_limit_is_not_untied(monkeypatch):
     assert report.model is never and any(entry.needed for entry in report.kernels)
 
 
-def tied(algorithm="torch:im2col"):
+def tied(algorithm="torch:im2col", **options):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 5, 3))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 8, 3, **options))
     plain = copy.deepcopy(model)
     tune(model, images(4, 9), algorithms=[algorithm], min_gain=-math.inf, cache=None)
     assert isinstance(model[0], TunedConv2d)
@@ -258,8 +258,9 @@ def test_a_traced_model_computes_any_input_and_says_where_its_layers_are_gone():
         loaded(images(4, 9))
 
 
-def test_the_operators_keep_torchs_rules_and_its_count_of_operations():
-    model, plain = tied()
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_the_operators_keep_torchs_rules_and_its_count_of_operations(groups):
+    model, plain = tied(groups=groups)
     layer = next(iter(model[0].tuned.values()))
     arguments = (images(4, 9).requires_grad_(), model[0].weight, model[0].bias, layer.number)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -272,3 +273,11 @@ def test_the_operators_keep_torchs_rules_and_its_count_of_operations():
             one(images(4, 9).requires_grad_()).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
+
+
+def test_a_graph_of_a_tuned_model_leaves_the_batch_size_free():
+    model, plain = tied()
+    graph, batch = make_fx(model)(images(4, 9)), torch.export.Dim("batch")
+    exported = torch.export.export(graph, (images(4, 9),), dynamic_shapes=[{0: batch}])
+    assert "repro_microconv" in str(exported.graph)
+    assert torch.allclose(exported.module()(images(3, 9)), plain(images(3, 9)), atol=1e-5)
