@@ -3,6 +3,8 @@
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain
 from types import CodeType, FrameType
 from typing import Any
 
@@ -132,19 +134,20 @@ def _serialiser() -> str:
 
 
 def result_bytes(
-    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], room: int
 ) -> tuple[int, bool]:
     """Return the bytes that an operation makes, and whether this is an upper bound.
 
-    They are known from a run on the device meta, and from the values if sizes depend on these. For
-    any other operation, such as a custom one without a fake implementation, the guess is the bytes
-    of the inputs.
+    They are known from a run on the device meta. If sizes depend on values, they are the most that
+    a mask may choose, or what it chooses if the most is above `room` bytes: to count waits for an
+    accelerator. For any other operation, such as a custom one without a fake implementation, the
+    guess is the bytes of the inputs.
     """
     nbytes, known = 0, signature(operation)
     try:
         with torch._C._DisableTorchDispatch():  # hidden from the user's modes
             if known.by_values and by_values(operation, args):
-                return _bytes_by_values(operation, args, kwargs)
+                return _bytes_by_values(operation, args, kwargs, room)
             if known.has_meta:
                 nbytes, certain = _meta_bytes(operation, args, kwargs)
                 if certain:
@@ -167,21 +170,12 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 
 
 def _bytes_by_values(
-    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], room: int
 ) -> tuple[int, bool]:
     names = [argument.name for argument in operation._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     name, x = operation._opname, args[0]
     width, count = x.element_size(), x.numel()
-    if name == "index":
-        indices: list[torch.Tensor | None] = []
-        for index in args[1]:
-            if _is_mask(index):
-                chosen = int(torch.count_nonzero(index))
-                indices += [torch.empty(chosen, dtype=torch.int64, device="meta")] * index.dim()
-            else:
-                indices.append(index)
-        return _meta_bytes(operation, (x, indices), {})[0], True
     if name == "repeat_interleave":
         total = given.get("output_size")
         return width * (int(x.sum()) if total is None else total), True
@@ -196,11 +190,23 @@ def _bytes_by_values(
         return count * (width + 16), False
     if name.startswith("_to_sparse"):  # values, their positions, and starts of rows
         return count * (width + 8 * x.dim()) + 8 * (max(x.shape) + 1), False
-    mask = given.get("mask", x)
-    each = 8 * x.dim()  # of nonzero and argwhere: a position
-    if name == "masked_select":
-        each = width * torch.broadcast_shapes(x.shape, mask.shape).numel() // max(1, mask.numel())
-    return int(torch.count_nonzero(mask)) * each, True
+    masks = [*filter(_is_mask, args[1])] if name == "index" else [given.get("mask", x)]
+
+    def nbytes(chosen: int) -> int:
+        if name == "index":
+            place = torch.empty(chosen, dtype=torch.int64, device="meta")
+            by_mask = ([place] * i.dim() if _is_mask(i) else [i] for i in args[1])
+            return _meta_bytes(operation, (x, [*chain(*by_mask)]), {})[0]
+        each = 8 * x.dim()  # of nonzero and argwhere: a position
+        if name == "masked_select":
+            whole = torch.broadcast_shapes(x.shape, masks[0].shape).numel()
+            each = width * whole // max(1, masks[0].numel())
+        return chosen * each
+
+    with suppress(RuntimeError):  # so many need not broadcast with other indices
+        if (most := nbytes(max(mask.numel() for mask in masks))) <= room:
+            return most, True
+    return nbytes(max(int(torch.count_nonzero(mask)) for mask in masks)), True
 
 
 def _meta_bytes(

@@ -218,7 +218,8 @@ class Running:
     ) -> tuple[int, bool]:
         if not (known.makes or known.resizes) or known.collective or not self._computes:
             return 0, True
-        return result_bytes(operation, args, kwargs)
+        room = self._residency.budget_bytes - self._residency.used_bytes
+        return result_bytes(operation, args, kwargs, room)
 
     def _promise(
         self, name: str, inputs: list[Variable], written: list[Variable], nbytes: int, certain: bool

@@ -5,7 +5,7 @@ import signal
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.dlpack import to_dlpack
 
 from repro.outofcore import BudgetTooSmall, OutOfCore, record
-from repro.outofcore.operations import OutOfCoreWarning, _said
+from repro.outofcore.operations import OutOfCoreWarning, _said, result_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -750,14 +750,19 @@ def operation(name: str, function, kind: str = "CPU"):
         yield getattr(torch.ops.repro_tests, name)
 
 
+CHOICES = [
+    lambda x: (x > 1).nonzero(),
+    lambda x: x[x > 1],
+    lambda x: x.view(8, -1)[x.view(8, -1)[:, 0] > 1],
+    lambda x: x.masked_select(x[:1] > 1),
+]
+
+
 class TestOperations:
     @pytest.mark.parametrize(
         "choose",
         [
-            lambda x: (x > 1).nonzero(),
-            lambda x: x[x > 1],
-            lambda x: x.view(8, -1)[x.view(8, -1)[:, 0] > 1],
-            lambda x: x.masked_select(x[:1] > 1),
+            *CHOICES,
             lambda x: x.long().repeat_interleave(8),
             lambda x: torch.repeat_interleave(x.long() * 4),
             lambda x: torch.bincount(x.long() * 3000),
@@ -780,6 +785,26 @@ class TestOperations:
                 x[KIB:] = 2
         assert block.statistics.peak_bytes <= budget
         assert not [w for w in recwarn if "made more than could be foretold" in str(w.message)]
+
+    @pytest.mark.parametrize("choose", CHOICES)
+    def test_values_are_counted_only_where_the_most_do_not_fit(self, choose, monkeypatch):
+        x, counted, count = torch.full((2 * KIB,), 2.0), [], torch.count_nonzero
+        x[KIB:] = 0
+        monkeypatch.setattr(torch, "count_nonzero", lambda m: counted.append(m) or count(m))
+        for budget in (KIB * KIB, 11 * KIB):
+            assert not counted
+            with OutOfCore(budget), suppress(BudgetTooSmall):
+                choose(x.mul_(1))
+        assert counted
+
+    def test_a_mask_beside_other_indices_is_counted(self):
+        x, mask = torch.rand(KIB, 8), torch.zeros(KIB, dtype=torch.bool)
+        mask[[2, 5, 9]] = True
+        with OutOfCore(KIB * KIB):
+            chosen = x[mask, torch.tensor([0, 1, 2])]
+        assert torch.equal(chosen, x[[2, 5, 9], [0, 1, 2]])
+        index = torch.ops.aten.index.Tensor
+        assert result_bytes(index, (x, [mask, torch.arange(3)]), {}, KIB * KIB) == (12, True)
 
     def test_too_many_chosen_values_are_refused_before(self):
         x = torch.ones(2 * KIB)
