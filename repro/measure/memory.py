@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -130,7 +130,13 @@ class MemoryMeter:
         self._peak_bytes = self._peak_reserved_bytes = 0
         self._follower: _StorageFollower | None = None
 
-    def __enter__(self) -> "MemoryMeter":
+    def __enter__(self) -> Self:
+        with ExitStack() as undo:
+            self._begin(undo)
+            self._undo = undo.pop_all()
+        return self
+
+    def _begin(self, undo: ExitStack) -> None:
         self._peak_bytes = self._peak_reserved_bytes = 0
         if self._queued:
             accelerator.synchronize(self.device)
@@ -141,18 +147,20 @@ class MemoryMeter:
             self.start_bytes = accelerator.memory_allocated(self.device)
         else:
             self._follower = _StorageFollower(self._grown)
+            undo.callback(self._stop)
             for tensor in _tensors(self._resident):
                 self._follower.follow(tensor)
             self.start_bytes = self._follower.live_bytes
-            self._follower.__enter__()
+            undo.enter_context(self._follower)
         _active_meters.append(self)
-        return self
+        undo.callback(_active_meters.remove, self)
+        undo.callback(self._note_peaks)
 
     def __exit__(self, *exception: Any) -> None:
-        self._note_peaks()
-        _active_meters.remove(self)
-        if self._follower is not None:
-            self._follower.__exit__(*exception)
+        self._undo.close()
+
+    def _stop(self) -> None:
+        if self._follower:
             self._follower.stop()
             self._follower = None
 
@@ -236,17 +244,11 @@ class MemoryBudget(MemoryMeter):
                 f"limit_bytes is {limit_bytes!r}; give a whole number of bytes, at least 1"
             )
         self.limit_bytes = int(limit_bytes)
-        self._limit = ExitStack()
 
-    def __enter__(self) -> "MemoryBudget":
+    def _begin(self, undo: ExitStack) -> None:
         if self._queued:
-            self._limit.enter_context(accelerator.limited(self.device, self.limit_bytes))
-        super().__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
-        self._limit.close()
+            undo.enter_context(accelerator.limited(self.device, self.limit_bytes))
+        super()._begin(undo)
 
     def _grown(self, live_bytes: int, size: int) -> None:
         if live_bytes > self.limit_bytes:

@@ -71,15 +71,15 @@ class SwapPlan:
     def host_bytes(self) -> int:
         """The most bytes of variables on the host at once; they stay there until they end."""
         on_host: dict[str, int] = {}
-        peak = 0
+        held = peak = 0
         for number in 2 * [*range(len(self.trace.functions))]:
-            for name in self.trace.ending[number]:
-                on_host.pop(name, None)
+            held -= sum(on_host.pop(name, 0) for name in self.trace.ending[number])
             for kind, name in (*self.before[number], *self.after[number]):
                 # A released variable is copied: its value may still be read from outside.
                 if kind in (Kind.SWAP_OUT, Kind.RELEASE) and name not in on_host:
                     on_host[name] = aligned(self.trace.sizes[name])
-                    peak = max(peak, sum(on_host.values()))
+                    held += on_host[name]
+                    peak = max(peak, held)
         return peak
 
     def verify(self) -> int:

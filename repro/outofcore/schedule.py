@@ -9,6 +9,7 @@ out only if its memory is needed before the variable enters the window again. Va
 unchanged on the host are not copied. The iteration is planned as a cycle.
 """
 
+import gc
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -56,8 +57,13 @@ def checked_window(window_bytes: int | None, budget_bytes: int) -> int:
 
 
 def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None) -> SwapPlan:
-    given = trace, budget_bytes, window_bytes, reach
-    plan = _Window(*given).settled(_PASSES) or _Window(*given, closed=True).settled(3)
+    given, collects = (trace, budget_bytes, window_bytes, reach), gc.isenabled()
+    gc.disable()  # planning makes no cycles, and many small objects
+    try:
+        plan = _Window(*given).settled(_PASSES) or _Window(*given, closed=True).settled(3)
+    finally:
+        if collects:
+            gc.enable()
     assert plan is not None  # a closed iteration begins with nothing on the device
     return plan
 
@@ -88,7 +94,7 @@ class Cycle:
         self.death = [trace.lifetimes.get(name, (0, 0))[1] for name in self.names]
         self.ending = [[number[name] for name in names] for names in trace.ending]
         # The variable-sequence in flat lists, one entry per use; entries first[a] to first[a + 1]
-        # belong to f_a. Many small objects would keep the garbage collector busy.
+        # belong to f_a.
         self.first = [0]
         self.function: list[int] = []
         self.instances: list[list[int]] = [[], []]  # for even and for odd iterations
@@ -371,7 +377,10 @@ def fastest(
 def windows(trace: Trace, budget_bytes: int, times: Vector) -> Iterator[SwapPlan]:
     """Yield the plans from which `tune_window` takes the fastest."""
     for share in WINDOW_SHARES:
-        yield plan_swaps(trace, budget_bytes, int(share * budget_bytes))
+        plan = plan_swaps(trace, budget_bytes, int(share * budget_bytes))
+        yield plan
+        if not plan.bytes_moved:  # no other is better
+            return
     n, unlimited = len(trace.functions), sum(trace.sizes.values())
     functions = np.arange(n)
     reaches = [functions + 1 + count for count in FUNCTIONS_AHEAD]

@@ -53,8 +53,11 @@ class Function:
     outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for which in ("inputs", "outputs"):  # each variable once, in order
-            object.__setattr__(self, which, tuple(dict.fromkeys(getattr(self, which))))
+        for which in ("inputs", "outputs"):
+            names = getattr(self, which)
+            if isinstance(names, str):
+                raise TraceError(f"{which} of {self.name} is the text {names!r}: give a tuple")
+            object.__setattr__(self, which, tuple(dict.fromkeys(names)))  # each once, in order
 
     @property
     def variables(self) -> tuple[str, ...]:

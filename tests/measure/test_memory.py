@@ -1,4 +1,6 @@
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -102,8 +104,13 @@ def test_tightest_of_nested_budgets_rules_and_what_does_not_fit_leaves_none():
         a = block(3)
         assert memory_state().free_bytes == 5 * KIB
         del a
-    with pytest.raises(BudgetExceededError), MemoryBudget(KIB, resident=[block(2)]):
+    resident = [block(2)]
+    freed = weakref.ref(resident[0])
+    with pytest.raises(BudgetExceededError), MemoryBudget(KIB, resident=resident):
         pass
+    del resident
+    gc.collect()
+    assert freed() is None
     assert not memory_state().simulated and memory_state().free_bytes > KIB
     for limit in (0, True, 1.5, float("inf"), "1GB", None):
         with pytest.raises(ValueError, match=r"limit_bytes is .*at least 1"):

@@ -1,5 +1,6 @@
 """Schedules: their plans by hand and on random traces, and that training by each changes no bit."""
 
+import gc
 import random
 import time
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ from repro.outofcore.allocator import ChunkedAllocator, replay
 from repro.outofcore.plan import requests
 from repro.outofcore.planning import Name, Planner, packed_plans
 from repro.outofcore.recording import Recording
+from repro.outofcore.schedule import windows
 
 OUT, RELEASE, IN = (Kind.SWAP_OUT, Kind.RELEASE, Kind.SWAP_IN)
 MAKE, USE = Function("make", (), ("a",)), Function("use", ("a",), ())
@@ -60,6 +62,21 @@ def every_schedule(trace: Trace, budget: int, times, rates) -> Iterator[SwapPlan
             yield make()
         except DoesNotFit:
             continue
+
+
+def test_planning_collects_no_garbage():
+    trace, phases = chain(300), []
+    gc.callbacks.append(note := lambda phase, info: phases.append(phase))
+    try:
+        plan = plan_swaps(trace, trace.peak_bytes // 2)
+    finally:
+        gc.callbacks.remove(note)
+    assert plan.bytes_moved and len(phases) <= 2 and gc.isenabled()
+
+
+def test_windows_of_a_trace_without_variables():
+    trace = Trace((Function("f"),), {})
+    assert {plan.bytes_moved for plan in windows(trace, 10, np.ones(1))} == {0}
 
 
 @pytest.mark.slow

@@ -153,3 +153,9 @@ FIRST, OTHER = Function("f", (), ("a",)), Function("g")
 def test_errors(given, message):
     with pytest.raises(TraceError, match=message):
         Trace(*given)
+
+
+@pytest.mark.parametrize("which", ["inputs", "outputs"])
+def test_a_text_is_no_sequence_of_names(which):
+    with pytest.raises(TraceError, match=f"{which} of f .*'ab'"):
+        Function("f", **{which: "ab"})

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from repro.measure import accelerator
+from repro.measure import MemoryBudget, accelerator, memory_state
 from simulated_device.checking import checked, present
 
 MIB = 2**20
@@ -62,6 +62,19 @@ def test_a_limit_holds_for_what_is_reserved_and_is_put_back(sim):
     accelerator.set_limit(sim, total)
     with pytest.raises(ValueError, match="0 bytes"), accelerator.limited(sim, 0):
         pass
+
+
+@pytest.mark.parametrize("fails", ["reset_peak_memory", "max_memory_allocated"])
+def test_a_budget_that_fails_to_begin_or_end_takes_its_limit_along(sim, fails, monkeypatch):
+    def fail(device):
+        raise RuntimeError("the device fails")
+
+    monkeypatch.setattr(accelerator, fails, fail)
+    budget = MemoryBudget(64 * MIB, sim)
+    with pytest.raises(RuntimeError, match="the device fails"), budget:
+        pass
+    assert accelerator.limit_bytes(sim) == accelerator.total_bytes(sim)
+    assert memory_state(sim).limit_bytes > 64 * MIB
 
 
 def test_host_memory_has_an_error_of_its_own():
