@@ -95,6 +95,11 @@ def _derivatives(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return of_input, of_weight, gradient.sum((0, 2, 3)) if needs_bias else None, None
 
 
+def _filter_gradient_count(input: Any, gradient: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+    x, y, w = ([s[1], s[0], *s[2:]] for s in (input, gradient, out_shape))
+    return conv_flop_count(x, y, w)  # of all pairs of channels, also for groups
+
+
 # Operations are counted by the shapes of input, filters and output, as torch counts its own.
 _OPERATORS: tuple[tuple[str, str, Callable[..., Tensor], Callable[..., int]], ...] = (
     (
@@ -113,10 +118,7 @@ _OPERATORS: tuple[tuple[str, str, Callable[..., Tensor], Callable[..., int]], ..
         "filter_gradient",
         "Tensor input, Tensor gradient, Tensor weight",
         _filter_gradient,
-        # Torch exchanges samples and channels, and so counts each group for all channels.
-        lambda x, y, *_, out_shape, **__: conv_flop_count(
-            *([s[1], s[0], *s[2:]] for s in (x, y, out_shape))
-        ),
+        _filter_gradient_count,
     ),
 )
 for _name, _schema, _run, _count in _OPERATORS:

@@ -197,7 +197,7 @@ def _bytes_by_values(
             place = torch.empty(chosen, dtype=torch.int64, device="meta")
             by_mask = ([place] * i.dim() if _is_mask(i) else [i] for i in args[1])
             return _meta_bytes(operation, (x, [*chain(*by_mask)]), {})[0]
-        each = 8 * x.dim()  # of nonzero and argwhere: a position
+        each: int = 8 * x.dim()  # of nonzero and argwhere: a position
         if name == "masked_select":
             whole = torch.broadcast_shapes(x.shape, masks[0].shape).numel()
             each = width * whole // max(1, masks[0].numel())
