@@ -22,7 +22,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.dlpack import to_dlpack
 
-from repro.outofcore import BudgetTooSmall, OutOfCore, record
+from repro.outofcore import BudgetTooSmall, OutOfCore, record, running
 from repro.outofcore.operations import OutOfCoreWarning, _said, result_bytes
 
 
@@ -796,6 +796,18 @@ class TestOperations:
             with OutOfCore(budget), suppress(BudgetTooSmall):
                 choose(x.mul_(1))
         assert counted
+
+    def test_a_batch_norm_that_repeats_is_not_sized_again(self, monkeypatch):
+        """On a CPU each makes an empty tensor, which is no variable and so in no plan."""
+        sized, size = [], running.result_bytes
+        monkeypatch.setattr(running, "result_bytes", lambda *a: sized.append(a[0]) or size(*a))
+        model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), torch.rand(4, 8)
+        with OutOfCore(AMPLE) as block:
+            for _ in range(5):
+                sized.clear()
+                model(x).sum().backward()
+                block.step()
+        assert not sized and block.statistics.replayed
 
     def test_a_mask_beside_other_indices_is_counted(self):
         x, mask = torch.rand(KIB, 8), torch.zeros(KIB, dtype=torch.bool)
