@@ -131,9 +131,8 @@ class TunedKernel:
         Torch's own convolution runs for operands that do not match: a graph may be run with any.
         """
         kernel = self.kernel
-        if isinstance(first, FakeTensor):  # len() would fix a batch size that a graph leaves free
-            return native(kernel, first, second, bias, like)
-        batch = len(first)
+        # To ask for the length would fix a batch size that a graph leaves free.
+        batch = 0 if isinstance(first, FakeTensor) else len(first)
         matches = (
             batch > 0
             and (tuple(first.shape), tuple(second.shape)) == kernel.shapes(batch)[:2]

@@ -75,7 +75,6 @@ class RawAccess(TorchFunctionMode):
         | {"_pack_padded_sequence", "_pad_packed_sequence", "tensor_split", "ctc_loss"}
     )
     WATCHED = LOCKS | {"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"}
-    SEEN = WATCHED | READ_SIZES | {"multi_head_attention_forward"}
 
     def __init__(self, owner: Any) -> None:
         super().__init__()
@@ -83,8 +82,6 @@ class RawAccess(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name not in self.SEEN:
-            return func(*args, **kwargs) if kwargs else func(*args)
         if name in self.WATCHED and args and isinstance(args[0], torch.Tensor):
             if name in ("untyped_storage", "data_ptr") and (by := _serialiser()):
                 if name == "untyped_storage":
