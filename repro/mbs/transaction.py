@@ -137,10 +137,9 @@ class Buffers:
             for name, buffer in held.items():
                 if name not in module._buffers or module._buffers[name] is not buffer:
                     module._buffers[name] = buffer
-        if not copies:
-            return
         # By device and type: torch would copy a mixed list one by one.
-        groups = _group_tensors_by_device_and_dtype([self._tensors, list(copies)])
+        pairs: Any = [self._tensors, list(copies)]
+        groups: Any = _group_tensors_by_device_and_dtype(pairs) if copies else {}
         with torch.no_grad():
             for (tensors, values), _ in groups.values():
                 torch._foreach_copy_(tensors, values)

@@ -276,7 +276,7 @@ class LossCheck:
 
     def _generators(self) -> Any:
         torchs = [s.tolist() for s in accelerator.get_rng(self._device) if s is not None]
-        return random.getstate(), repr(np.random.get_bit_generator().state), torchs
+        return random.getstate(), repr(np.random.mtrand.get_bit_generator().state), torchs
 
     # The samples
 
