@@ -195,9 +195,9 @@ class RayEngine(Engine):
             _check_answer(ray)
             if late and time.monotonic() - since > PLACE_S:
                 raise ClusterError(
-                    f"worker {', '.join(map(str, late))}: no machine has had {self._cpus:g} CPU, "
-                    f"or a share of a GPU, for {PLACE_S:g} s; add a machine, end what else runs "
-                    f"there, or lower cpus_per_worker; then {_GO_ON}"
+                    f"no machine has had {self._cpus:g} CPU, or a share of a GPU, within "
+                    f"{PLACE_S:g} s for {', '.join(f'worker {number}' for number in late)}; add a "
+                    f"machine, end what else runs there, or lower cpus_per_worker; then {_GO_ON}"
                 )
 
     @contextlib.contextmanager
