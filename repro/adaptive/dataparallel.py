@@ -90,8 +90,9 @@ class DataParallel:
             `repro.measure.batches.read_batch`.
         check: ``"first"`` compares the loss of a few samples of the first mini-batch with the loss
             of their parts before the step; for losses other than torch's again when a mini-batch
-            has new values, such as padding. It also warns of a model that compares samples, or
-            changes buffers outside BatchNorm. ``"off"`` checks nothing.
+            has new values, such as padding, for which each step waits for targets, masks and small
+            inputs that lie on an accelerator: give them on the host. It also warns of a model that
+            compares samples, or changes buffers outside BatchNorm. ``"off"`` checks nothing.
 
     Attributes:
         rank: This process, from 0.

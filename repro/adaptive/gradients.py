@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.adaptive.controller import DivergedError, check_number
-from repro.adaptive.loss_check import NOT_CHECKED, few, is_torchs, loss_check, weighted
+from repro.adaptive.loss_check import NOT_CHECKED, adds_up, few, is_torchs, loss_check, weighted
 from repro.adaptive.model_guards import check_initialized
 from repro.measure.batches import Batch, call_model, read_batch, to_device
 from repro.measure.loss_parts import LossCheckError, known_loss
@@ -247,7 +247,7 @@ def _check_mean(
     if batch.num_samples < 2:
         return
     try:
-        if not loss_check(model, loss_fn, device).loss_adds_up(few(loss_fn, batch)):
+        if not adds_up(loss_check(model, loss_fn, device), few(loss_fn, batch)):
             text = f"full_cost: {NOT_CHECKED}; where it is no mean over samples add up the cost"
             warnings.warn(f"{text} yourself", UserWarning, stacklevel=4)
     except LossCheckError as error:

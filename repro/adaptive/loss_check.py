@@ -102,17 +102,26 @@ def few(
     """A few informative samples of a mini-batch of at least two, and those with `new` labels."""
     first, second = telling_samples(batch, min(_SAMPLES, batch.num_samples) // 2)
     order = list(dict.fromkeys([*first, *second, *one_of_each(batch, _LABELS, new)]))
-    half = -(-len(order) // 2)
-    groups = order[:half], order[-half:]  # which may share one sample
-    order = [*groups[0], *groups[1]]
+    cut = max(1, len(first) - 1)  # of equal parts more have equal weights by chance
     targets = batch.take(order)[1]
     if weights is not None:
         weights = torch.as_tensor(weights, dtype=torch.float64)[order]
-    ends = [(0, half), (half, 2 * half)]
-    parts = parts_of(loss_fn, targets, weights, 2 * half, ends)
+    ends = [(0, cut), (cut, len(order))]
+    parts = parts_of(loss_fn, targets, weights, len(order), ends)
     known = known_loss(loss_fn)
     summed = weights is None and known is not None and known.reduction == "sum"
+    groups = order[:cut], order[cut:]
     return Sample.of(batch, groups, [float(part) for part in parts], not summed)
+
+
+def adds_up(check: LossCheck, sample: Sample) -> bool:
+    """`LossCheck.loss_adds_up`, also False if these samples at once are more than memory holds."""
+    try:
+        return check.loss_adds_up(sample)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
 
 
 class Checks:
@@ -144,44 +153,40 @@ class Checks:
             return None
         check = loss_check(self._model, loss_fn, self._device)
         sample = few(loss_fn, batch, weights, self._novelty.values)
-        compared = False
-        try:
-            compared = check.loss_adds_up(sample)
-            if not self._model_checked:
-                self._check_model(check, sample)
-        except Exception as error:  # these samples at once may be more than fit
-            if not is_out_of_memory(error):
-                raise
-        self._model_checked = True
+        compared = adds_up(check, sample)
+        if not self._model_checked:
+            self._model_checked = True
+            if text := self._check_model(check, sample):
+                _warn(text)
         return compared
 
     def settle(self, loss_fn: Callable[..., Tensor], compared: bool) -> None:
         """Note whether all processes compared the loss, so that all check the same mini-batches."""
-        self._failures += 1
-        if compared:
-            self._checked, self._failures = loss_fn, 0
-        elif self._failures == _TRIES:
+        self._failures = 0 if compared else self._failures + 1
+        if compared or self._failures >= _TRIES:
             self._checked = loss_fn
+        if self._failures >= _TRIES:
+            self._failures = 0
             _warn(f"{NOT_CHECKED}; where it is no mean over samples give weights=")
 
-    def _check_model(self, check: LossCheck, sample: Sample) -> None:
-        """Warn of a model that compares samples, or changes buffers by those it sees."""
+    def _check_model(self, check: LossCheck, sample: Sample) -> str | None:
+        """What is wrong with a model that compares samples, or changes buffers by those it sees."""
         pieces = [part[0] for part in sample.parts] if self._repeated else [sample.twice]
         try:
             changed, again = (self._changed(check, g) for g in ([sample.inputs], pieces))
             check.samples_stay_apart(sample)
         except MixedSamplesError as error:
-            _warn(str(error))
+            return str(error)
         except Exception:
-            return  # the training step raises its own error
+            return None  # the training step raises its own error
         names = [n for n in changed | again if not _same(changed.get(n), again.get(n))]
-        if names:
-            _warn(
-                f"the model's forward pass changes {', '.join(names[:5])}, in each process and "
-                "micro-batch once and by its own samples, so that training is not that of the "
-                "whole mini-batch: change them once a step, outside the model, or do not divide "
-                "mini-batches"
-            )
+        if not names:
+            return None
+        return (
+            f"the model's forward pass changes {', '.join(names[:5])}, in each process and "
+            "micro-batch once and by its own samples, so that training is not that of the whole "
+            "mini-batch: change them once a step, outside the model, or do not divide mini-batches"
+        )
 
     def _changed(self, check: LossCheck, groups: Sequence[Any]) -> dict[str, Tensor]:
         """What forward passes change outside batch normalisation, which is known to."""
@@ -196,4 +201,4 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(f"{text}; check='off' checks nothing", UserWarning, stacklevel=6)
+    warnings.warn(f"{text}; check='off' checks nothing", UserWarning, stacklevel=5)

@@ -1,10 +1,11 @@
 """Layouts of a dataset in a folder: others' (torchvision, Kaggle) and our archives."""
 
+import functools
 import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,7 +86,10 @@ class Source:
 def find(name: str, root: Path) -> Source | None:
     """The source of dataset `name` in `root`, or None. Others' layouts come first."""
     native = _NATIVE[name][0](name, root) if name in _NATIVE else None
-    return native or _own_layout(name, root)
+    source = native or _own_layout(name, root)
+    if source is not None and source.hashed is None:  # listed for its content and for its images
+        return replace(source, everything=functools.cache(source.everything))
+    return source
 
 
 def looked_for(name: str) -> list[str]:

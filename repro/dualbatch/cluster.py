@@ -16,7 +16,7 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ class RayEngine(Engine):
                     "functions"
                 ) from error
             self._actors = [kind.remote() for _ in range(n)]
-            self._wait_for_room()
+            self._wait_for_room(range(n))
             super().run()
 
     def start(self, number: int, pull: Pull) -> None:
@@ -165,6 +165,7 @@ class RayEngine(Engine):
         try:
             return number, self._ray.get(ready[0]), time.perf_counter() - self._begun
         except self._ray.exceptions.ActorUnavailableError:  # Ray starts it again
+            self._wait_for_room([number])
             self.start(number, self.server.pulls[number])
             return self.next_end()
 
@@ -178,18 +179,26 @@ class RayEngine(Engine):
             )
         return None
 
-    def _wait_for_room(self) -> None:
-        """Wait until all workers are ready, so that the clock starts then."""
-        ray, since = self._ray, time.monotonic()
-        up = [actor.prepare.remote(self._puts) for actor in self._actors]
-        while ray.wait(up, num_returns=len(up), timeout=CHECK_S)[1]:
+    def _wait_for_room(self, numbers: Iterable[int]) -> None:
+        """Wait until workers are ready: at the start, and where one has lost its machine."""
+        ray, since, late = self._ray, time.monotonic(), list(numbers)
+        while late:
+            up = {self._actors[number].prepare.remote(self._puts): number for number in late}
+            ready, waiting = ray.wait([*up], num_returns=len(up), timeout=CHECK_S)
+            late = [up[each] for each in waiting]
+            for each in ready:
+                try:
+                    ray.get(each)
+                except ray.exceptions.ActorUnavailableError:  # called while it ended
+                    late.append(up[each])
+                    time.sleep(0.1)
             _check_answer(ray)
-            if time.monotonic() - since > PLACE_S:
+            if late and time.monotonic() - since > PLACE_S:
                 raise ClusterError(
-                    f"workers have waited {PLACE_S:g} s for {self._cpus:g} CPU each, or a share of "
-                    "a GPU; end what else runs there, or lower cpus_per_worker"
+                    f"no machine has had {self._cpus:g} CPU, or a share of a GPU, within "
+                    f"{PLACE_S:g} s for {', '.join(f'worker {number}' for number in late)}; add a "
+                    f"machine, end what else runs there, or lower cpus_per_worker; then {_GO_ON}"
                 )
-        ray.get(up)
 
     @contextlib.contextmanager
     def _errors_named(self) -> Iterator[None]:

@@ -108,10 +108,12 @@ def probe(
     `make_step` returns a function that runs one training step of a batch size. Times are medians;
     each round measures every batch size once. A peak is that of two steps, so that it includes the
     optimizer's state; see `comparable_peaks` for the bytes counted. On a CPU it leaves the batch
-    out, which is in memory before. Raises ValueError if there are fewer than two sizes, or times do
-    not increase.
+    out, which is in memory before. Raises ValueError if there are fewer than two sizes, or peaks or
+    times do not increase.
     """
     sizes, meters = sorted(set(batch_sizes)), []
+    if len(sizes) < 2 or sizes[0] < 1:
+        raise ValueError(f"batch_sizes are {sizes}; give two or more, distinct and at least 1")
     for size in sizes:
         step = make_step(size)
         with MemoryMeter(device) as meter:
@@ -120,8 +122,13 @@ def probe(
         meters.append(meter)
         del step
     peaks = dict(zip(sizes, comparable_peaks(meters), strict=True))
+    memory = LinearMemoryModel.fit(sizes, list(peaks.values()))
+    if memory.bytes_per_sample <= 0:
+        raise ValueError(
+            f"peaks do not increase with the batch size: {peaks} bytes; measure larger batch sizes"
+        )
     steps = {str(size): make_step(size) for size in sizes}
     timed = time_interleaved(steps, warmup=warmup, repeats=repeats, device=device)
     timings = {int(name): timing for name, timing in timed.items()}
     time = TimeModel.fit(sizes, [timings[size].median_s for size in sizes])
-    return Probe(time, LinearMemoryModel.fit(sizes, list(peaks.values())), timings, peaks)
+    return Probe(time, memory, timings, peaks)

@@ -6,6 +6,7 @@ often from a fresh last layer, the mean over any samples is the same.
 """
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from repro.measure import accelerator
 from repro.measure.batches import Batch, call_model, leaves_of, map_leaves, to_device
 from repro.measure.containers import BatchError, holds_tensors
 from repro.measure.loss_parts import (
@@ -50,7 +53,8 @@ class Sample:
     exact: bool  # whether a group's share is its weight over the total weight; else losses add up
     targets: Callable[[int], Any]  # of the first groups, concatenated
     inputs: Any = None  # of all groups, concatenated; None if that is impossible
-    twice: Any = None  # inputs of the second group, repeated; None without a second group
+    # Inputs of the second group, after as many of its own as the first has; None without one.
+    twice: Any = None
 
     @classmethod
     def of(
@@ -60,10 +64,11 @@ class Sample:
         weights: Sequence[float],
         exact: bool,
     ) -> "Sample":
-        """Take two groups of equally many samples out of a mini-batch."""
+        """Take two groups of samples out of a mini-batch."""
         first, second = groups
         inputs, targets = batch.take([*first, *second])
-        parts, twice = (batch.take(first), batch.take(second)), batch.take([*second, *second])[0]
+        own = [second[number % len(second)] for number in range(len(first))]
+        parts, twice = (batch.take(first), batch.take(second)), batch.take([*own, *second])[0]
         counts = [len(first), len(second)]
         return cls(parts, counts, weights, exact, lambda _: targets, inputs, twice)
 
@@ -254,9 +259,9 @@ class LossCheck:
         allowed = self._tolerance(kinds) if inside else narrow  # of the very same outputs
         if value <= narrow and gradient <= allowed:
             return True
-        drawn = torch.get_rng_state()
+        drawn = self._generators()
         again = evaluate_whole()
-        if not torch.equal(drawn, torch.get_rng_state()):
+        if drawn != self._generators():
             return False  # whole and parts had other random numbers
         spread = relative(again.loss, whole)
         if spread > narrow or (difference(again.gradients, whole.gradients) or 0.0) > allowed:
@@ -269,6 +274,10 @@ class LossCheck:
             f"{self._advice[1] if inside else ''}{self._advice[0]}{_OFF}"
         )
 
+    def _generators(self) -> Any:
+        torchs = [s.tolist() for s in accelerator.get_rng(self._device) if s is not None]
+        return random.getstate(), repr(np.random.mtrand.get_bit_generator().state), torchs
+
     # The samples
 
     def _compare_neighbours(self, sample: Sample) -> bool:
@@ -277,17 +286,17 @@ class LossCheck:
         Random numbers and buffers are the same each time.
         """
         # Outputs with one row per sample, told from outputs that happen to be of that length.
-        count = sample.counts[1]
+        count, total = sample.counts[1], sum(sample.counts)
         _, (inputs, _) = sample.parts
         alone = [len(leaf) == count for leaf in self._rows(inputs)]
 
         def last(inputs: Any) -> list[Tensor]:
             rows = zip(self._rows(inputs), alone, strict=True)
-            return [leaf[-count:] for leaf, own in rows if own and len(leaf) == 2 * count]
+            return [leaf[-count:] for leaf, own in rows if own and len(leaf) == total]
 
         with _fails_as(
             MixedSamplesError,
-            f"the model can be called with {count} samples, but not with {2 * count}: something "
+            f"the model can be called with {count} samples, but not with {total}: something "
             f"was divided that belongs to the whole mini-batch, because its first dimension is as "
             f"long, and is to be named in shared=; or it takes only as many at once",
         ):

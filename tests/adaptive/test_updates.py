@@ -682,6 +682,26 @@ def refused_by_one(rank):
     return errors, weights_of(model)
 
 
+def compared_by_one(rank):
+    """Steps in which one process alone has the memory for a check: checks made, and warnings."""
+    model, checks = make(0, Small), []
+
+    def loss(outputs, targets):
+        if len(outputs) == 8:  # of 12 samples those that are checked
+            checks.append(len(parallel.timings))
+            if rank == 0:
+                raise torch.OutOfMemoryError
+        return F.cross_entropy(outputs, targets)
+
+    parallel = parallel_of(model, torch.optim.SGD(model.parameters(), 0.1), "all_to_all", loss)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            parallel.step(*batch(3))
+    parallel.close()
+    return sorted({*checks}), [str(each.message) for each in told]
+
+
 TYPES = (
     torch.bool, torch.uint8, torch.int16, torch.uint16, torch.float16, torch.bfloat16,
     torch.float8_e4m3fn, torch.complex64, torch.float64,
@@ -813,6 +833,7 @@ def todo(rank):
     for name in UNEVEN:
         yield ("uneven", name), partial(checked, name)
     yield "refused by one", partial(refused_by_one, rank)
+    yield "compared by one", partial(compared_by_one, rank)
 
 
 def work(rank, port, folder):
@@ -967,6 +988,12 @@ def test_a_loss_that_one_process_refuses_is_refused_in_all(both):
             assert kind == "LossCheckError"
             assert text.startswith("the loss of " if rank else "rank 1: the loss of ")
         assert_close(weights, weights_of(model))
+
+
+def test_a_check_that_one_process_cannot_make_is_made_again_in_all(both):
+    for checks, told in answers(both, "compared by one"):
+        assert checks == [0, 1, 2]
+        assert len(told) == 1 and "could not be checked whether" in told[0]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -5,7 +5,7 @@ import torch
 from dataset_files import encode, random_image, write_folder
 from torch import nn
 
-from repro.datasets import CorruptDatasetError, StreamedImages, catalogue, load
+from repro.datasets import CorruptDatasetError, StreamedImages, catalogue, load, sources
 from repro.dualbatch import Share
 from repro.experiments.captured import low_precision
 from repro.experiments.dualbatch.building import TrainingData
@@ -54,6 +54,12 @@ def test_beyond_the_memory_images_stay_encoded(both, root):
     (root / "imagenet/train/n01/n01_2.JPEG").write_bytes(b"nothing")
     with pytest.raises(CorruptDatasetError, match="n01_2"):
         encoded.train.images[torch.tensor([0, 2])].decoded()
+
+
+def test_folders_are_listed_once(root):
+    source = sources.find("imagenet", root)
+    source.content(1)
+    assert source.listing(None)[1] is source.listing(None)[1]
 
 
 @pytest.mark.parametrize("samples", [12, 8])

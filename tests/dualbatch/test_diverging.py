@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from trainings import SYNCS, TIMES, Recorder, make_data, same, train
 
 from repro.dualbatch import (
@@ -17,6 +18,7 @@ from repro.dualbatch import (
     ParameterServer,
     Stage,
 )
+from repro.dualbatch.checks import not_finite
 from repro.measure import load_checkpoint, save_checkpoint
 
 NAN, INF = math.nan, math.inf
@@ -163,6 +165,23 @@ class TestServer:
     def test_states_that_cannot_be_merged(self, value, message):
         with pytest.raises(ValueError, match=message):
             ParameterServer({"x": value}, 1)
+
+
+def test_all_of_a_state_is_waited_for_at_once():
+    class Waits(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            self.count += function is torch.ops.aten._local_scalar_dense.default
+            return function(*arguments, **options or {})
+
+    kinds = torch.float32, torch.float64, torch.int64, torch.bfloat16
+    state = {f"{n}": torch.full((3,), n, dtype=kind) for n, kind in enumerate(kinds * 4)}
+    with Waits() as waits:
+        assert not_finite(state) is None
+        state["3"][1], state["9"][2] = INF, NAN
+        assert not_finite(state) == "3" and not_finite({}) is None
+    assert waits.count <= 2
 
 
 def test_the_error_crosses_processes():

@@ -343,10 +343,42 @@ class TestRuns:
         holder = ray.remote(Holder).options(num_cpus=15).remote()
         ray.get(holder.there.remote())
         try:
-            with pytest.raises(ClusterError, match=r"workers have waited 5 s for 1 CPU"):
+            with pytest.raises(
+                ClusterError, match=r"no machine has had 1 CPU.* 5 s for .*worker 1;"
+            ):
                 train(make_plan(1, 1), engine="ray")
         finally:
             ray.kill(holder)
+
+    @pytest.mark.slow
+    def test_a_worker_that_dies_and_finds_no_room(self, started, monkeypatch, tmp_path):
+        kind, mark = ray.remote(Holder), tmp_path / "to be killed"
+        holders = [kind.options(num_cpus=14).remote()]
+        ray.get(holders[0].there.remote())
+
+        def take_room(entry):
+            if entry.epoch == 1:
+                monkeypatch.setattr(cluster, "PLACE_S", 5.0)
+                holders.append(kind.options(num_cpus=1).remote())  # waits for what ends
+                time.sleep(1)
+                mark.touch()
+
+        def data(share):
+            with suppress(FileNotFoundError):
+                mark.unlink()  # by one worker
+                os.kill(os.getpid(), signal.SIGKILL)
+            for index in share.indices.split(share.batch_size):
+                time.sleep(0.03)
+                yield IMAGES[index], LABELS[index]
+
+        try:
+            with pytest.raises(
+                ClusterError, match=r"no machine has had 1 CPU.* 5 s for worker [01];"
+            ):
+                train(make_plan(1, 1), engine="ray", data=data, on_epoch=take_room, count=40)
+        finally:
+            for holder in holders:
+                ray.kill(holder)
 
 
 @pytest.mark.exhaustive

@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.mbs import MicroBatchError, MicroBatchStreamer
+from repro.mbs.transaction import Buffers
 
 
 def batch(num_samples=20, dtype=torch.float64):
@@ -100,6 +102,24 @@ def test_micro_is_an_explicit_loop(two_pass):
     assert_same_buffers(model, plain)
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_buffers_are_restored_by_one_call_for_each_type():
+    class Calls(TorchDispatchMode):
+        names = ()
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            self.names = (*self.names, function.__name__)
+            return function(*arguments, **options or {})
+
+    layers = [nn.BatchNorm1d(3) for _ in range(4)]
+    buffers = Buffers(layers)
+    copies = buffers.copies()
+    layers[1](torch.randn(2, 3))
+    with Calls() as calls:
+        buffers.write(copies)
+    assert len(calls.names) == 2  # floats and counts
+    assert not layers[1].num_batches_tracked and not layers[1].running_mean.any()
 
 
 def test_sync_batchnorm_is_refused():

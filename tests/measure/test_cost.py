@@ -109,6 +109,21 @@ class Machine:
         return step
 
 
+def test_probe_refuses_what_gives_no_line(monkeypatch):
+    machine = Machine(monkeypatch, lambda size: 0.25 * size)
+    for sizes in ([8], [8, 8], [0, 8]):
+        with pytest.raises(ValueError, match=r"batch_sizes are .*; give two or more, distinct"):
+            probe(machine.make_step, sizes)
+    assert machine.made == []
+    for kib in (64, 1024):  # the same for each size, and less for the larger one
+
+        def make_step(size, kib=kib):
+            return lambda: torch.empty(256 * (64 if size > 4 else kib))
+
+        with pytest.raises(ValueError, match=r"peaks do not increase with .*measure larger"):
+            probe(make_step, [4, 8])
+
+
 def test_probe_fits_both_lines_to_medians_taken_in_turns(monkeypatch):
     # The first step of each takes less memory, as one without optimizer state would. One slow step
     # is in the warm-up, one among the recorded ones.

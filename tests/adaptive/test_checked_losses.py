@@ -1,0 +1,94 @@
+"""The check of a loss before mini-batches are computed in parts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.adaptive import DataParallel, LossCheckError, full_cost
+from repro.adaptive.loss_check import few, loss_check
+from repro.measure.batches import read_batch
+
+CPU, WEIGHT = torch.device("cpu"), torch.linspace(0.25, 4.0, 10)
+
+
+def labels(generator):
+    return torch.randint(10, (32,), generator=generator)
+
+
+def floats(generator):
+    return torch.randn(32, 10, generator=generator)
+
+
+LOSSES = {  # loss, targets, how many of 100 mini-batches show that it is no mean over samples
+    "ignored label": (lambda o, t: F.cross_entropy(o, t, ignore_index=0), labels, 95),
+    "class weights": (lambda o, t: F.cross_entropy(o, t, weight=WEIGHT), labels, 100),
+    "positive": (lambda o, t: F.mse_loss(o[t > 0], t[t > 0]), floats, 93),
+    "sum": (lambda o, t: F.cross_entropy(o, t, reduction="sum"), labels, 100),
+    "mean": (lambda o, t: F.cross_entropy(o, t, reduction="none").mean(), labels, 0),
+    "torch's": (nn.CrossEntropyLoss(WEIGHT, ignore_index=0), labels, 0),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_few_samples_show_a_wrong_loss(name):
+    loss, make, least = LOSSES[name]
+    generator, refused = torch.Generator().manual_seed(0), 0
+    torch.manual_seed(0)
+    check = loss_check(nn.Linear(8, 10), loss, CPU)
+    for _ in range(100):
+        batch = read_batch(torch.randn(32, 8, generator=generator), make(generator))
+        try:
+            assert check.loss_adds_up(few(loss, batch))
+        except LossCheckError:
+            refused += 1
+    assert refused >= least and (refused == 0 or least > 0)
+
+
+def short_of_memory(number):
+    """A mean that cannot be computed over `number` samples; and the numbers it was asked for."""
+    asked = []
+
+    def loss(outputs, targets):
+        asked.append(len(outputs))
+        if len(outputs) == number:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return F.mse_loss(outputs, targets)
+
+    return loss, asked
+
+
+def parallel_of(model, loss):
+    return DataParallel(model, loss, torch.optim.SGD(model.parameters(), 0.1), micro_batch=4)
+
+
+def test_a_check_that_fails_is_made_three_times_for_each_loss():
+    x, y = torch.randn(12, 8), torch.randn(12, 1)
+    parallel = parallel_of(nn.Linear(8, 1), None)
+    for _ in range(2):
+        parallel.loss_fn, asked = short_of_memory(6)
+        with pytest.warns(UserWarning, match="could not be checked whether") as told:
+            for _ in range(6):
+                parallel.step(x, y)
+        assert asked.count(6) == 3
+        assert [each.filename for each in told] == [__file__]
+
+
+def test_the_warning_of_a_model_points_to_the_step():
+    class Compares(nn.Linear):
+        def forward(self, x):
+            return super().forward(x - x.mean(0))
+
+    parallel = parallel_of(Compares(8, 1), lambda o, t: F.mse_loss(o, t))
+    with pytest.warns(UserWarning, match="depends on the other samples") as told:
+        parallel.step(torch.randn(12, 8), torch.randn(12, 1))
+    assert [each.filename for each in told] == [__file__]
+
+
+def test_the_cost_of_a_loss_whose_check_takes_too_much_memory():
+    x, y = torch.randn(24, 8), torch.randn(24, 1)
+    model, (loss, _) = nn.Linear(8, 1), short_of_memory(6)
+    with pytest.warns(UserWarning, match="full_cost: it could not be checked") as told:
+        cost = full_cost(model, (x, y), 12, loss_fn=loss)
+    assert cost == pytest.approx(float(F.mse_loss(model(x), y).detach()))
+    assert [each.filename for each in told] == [__file__]
