@@ -293,9 +293,10 @@ class ThetaController(BatchController):
         if interval is not None:
             check_whole("interval", interval, 1)
         self.tolerance = tolerance
+        # Costs: the least, the least since the batch grew, and the level at which it grew.
         self._least_cost = self._least_since = self._grown_at = math.inf
         self._costs: list[float] = []
-        self._grown_in = self._losing = 0
+        self._grown_in = self._losing = 0  # the epoch in which the batch grew; epochs of losses
         self.fixed_interval = self.interval = interval
 
     def _next_batch(self, n: int, theta: float | None, cost: float) -> int:

@@ -146,7 +146,8 @@ class DualBatchPlan:
             raise infeasible(
                 f"rounding leaves d_S = {d_small} and d_L = {d_large} of {samples} samples"
             )
-        # Equation 8, which is equation 7, (a + b/B_L) d_L = (a + b/B_S) d_S, solved for B_S.
+        # Equation 8. Equations 4 and 5 give equation 7, (a + b/B_L) d_L = (a + b/B_S) d_S, here
+        # solved for B_S.
         small_batch = max(1, down(b / ((a + b / large_batch) * d_large / d_small - a)))
         if small_batch >= large_batch:
             raise infeasible(f"B_S would be {small_batch}, no smaller than B_L")

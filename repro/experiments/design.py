@@ -34,6 +34,12 @@ SETTINGS: Mapping[str, str] = {
     SIMULATED: "a model of a machine",
 }
 NOTES = {"sd", "n"}  # for readers alone
+# Words of cases, the first of which there is sets a verdict's.
+_DECIDING = {
+    "partly": ("partly", judge.NOT_REPRODUCED),
+    "undecided": ("undecided", "not run"),
+    judge.NOT_SEEN: (judge.NOT_REPRODUCED,),
+}
 _RULES = {"higher": 1, "lower": -1, "same": 0, "at_most": 1, "at_least": -1, "exact": 0}
 PROCESSES = (0, 1, 2, 3, 4)  # by which it measures, as seeds of runs
 COMPUTING_PROFILES = ("smoke", "quick", LONG, "gpu", "paper")
@@ -236,28 +242,36 @@ class Claim:
             return None if effect is None else f"{effect:g}"
         return ours.shown(math.log(effect) if log else effect)
 
-    def first_number(self, verdict: Verdict) -> str:
-        """Return the number of a verdict's first case, and the paper's; else the first evidence."""
-        for name, case in verdict.cases.items():
-            if not isinstance(case, Estimate) or verdict.word == "not run":
-                continue
-            notes = ["no spread known"] if math.isnan(case.error) else []
-            if self.margin is not None:
-                margin = self._of(self.margin, name)
-                notes.append(judge.margin_text(case, margin, _RULES[self.rule]))
-            elif papers := self.papers_number(name, case):
-                notes.append(f"{'prediction' if self.own else 'paper'} {papers}")
-            said = f"{case.shown(case.mean)} {case.unit}".strip()
-            said += f" ({', '.join(notes)})" if notes else ""
-            label = (case.label or name).rstrip(":,")
-            return f"{said}: {label}" if label else said
-        return verdict.evidence.partition("; ")[0]
+    def deciding(self, verdict: Verdict) -> tuple[str, Case]:
+        """Return the first case that sets a verdict's word, after its name; else the first one."""
+        words = {name: self._part(name, case)[0] for name, case in verdict.cases.items()}
+        order = (*_DECIDING.get(verdict.word, (verdict.word,)), *words.values())
+        name = next(name for word in order for name in words if words[name] == word)
+        return name, verdict.cases[name]
+
+    def number(self, verdict: Verdict) -> str:
+        """Return the number of the case that sets a verdict's word, and the paper's."""
+        if verdict.word == "not run" or not verdict.cases:
+            return verdict.evidence.partition("; ")[0]
+        name, case = self.deciding(verdict)
+        if not isinstance(case, Estimate):
+            return self._part(name, case)[1]
+        notes = ["no spread known"] if math.isnan(case.error) else []
+        if self.margin is not None:
+            margin = self._of(self.margin, name)
+            notes.append(judge.margin_text(case, margin, _RULES[self.rule]))
+        elif papers := self.papers_number(name, case):
+            notes.append(f"{'prediction' if self.own else 'paper'} {papers}")
+        said = f"{case.shown(case.mean)} {case.unit}".strip()
+        said += f" ({', '.join(notes)})" if notes else ""
+        label = (case.label or name).rstrip(":,")
+        return f"{said}: {label}" if label else said
 
     def _of(self, value: float | Mapping[str, float], name: str) -> float:
         if not isinstance(value, Mapping):
             return value
         if name not in value:
-            raise ValueError(f"{self.key}: paper.toml has no number for {name!r}: {dict(value)}")
+            raise AssertionError(f"{self.key}: paper.toml has no number for {name!r}: {value}")
         return value[name]
 
 
@@ -417,6 +431,9 @@ class _Artefacts(Mapping[str, Artefact]):
     def __getitem__(self, name: str) -> Artefact:
         found: Artefact = imported(f"{self.here}.{self.rows[name]['question']}")
         return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.rows  # whether or not its question can be imported
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows)

@@ -1,6 +1,6 @@
 """Verdicts on claims, and how many there are of each."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from repro import report
@@ -28,12 +28,14 @@ Row = dict[str, Any]
 def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     """Return an artefact's claims and verdicts, a row each, the paper's before our own questions.
 
-    Beside what tables show a row has its ``key``, whether it is our ``own``, the first ``number``,
-    the ``device`` of its records where these are not the results shown, and ``why_not`` where the
-    claim certainly fails.
+    Beside what tables show a row has its ``key``, whether it is our ``own``, the ``number`` that
+    decides, the ``device`` of its records where these are not the results shown, and ``why_not``
+    where the claim certainly fails.
     """
     rows = []
     written = claims_of(paper.key).get(artefact.name, {})
+    lacking = ", ".join(artefact.claims.keys() - written.keys())
+    assert not lacking, f"paper.toml has no [claims.{artefact.name}.KEY] for {lacking}"
     for key in artefact.claims:
         claim, verdict, used = judged(artefact, written[key], results)
         row = {
@@ -44,8 +46,8 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
             "expected": claim.expect,
             "verdict": verdict.word,
             "evidence": verdict.evidence + _named(used, results),
-            "number": claim.first_number(verdict),
-            "paper's number": next(_papers_numbers(claim, verdict), report.DASH),
+            "number": claim.number(verdict),
+            "paper's number": _papers_number(claim, verdict),
             "key": f"{paper.key}/{artefact.name}.{key}",
             "own": claim.own,
             "device": "" if used is results else devices(used.records),
@@ -56,11 +58,10 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     return sorted(rows, key=lambda row: bool(row["own"]))
 
 
-def _papers_numbers(claim: Claim, verdict: Verdict) -> Iterator[str]:
-    """Yield the paper's number, or the margin, of each case that has one."""
-    for name, case in verdict.cases.items():
-        if not isinstance(case, NotRun) and (number := claim.papers_number(name, case)):
-            yield number
+def _papers_number(claim: Claim, verdict: Verdict) -> str:
+    """Return the paper's number, or the margin, of the case that sets a verdict's word."""
+    number = claim.papers_number(*claim.deciding(verdict)) if verdict.cases else None
+    return number or report.DASH
 
 
 def judged(artefact: Artefact, written: Claim, results: Results) -> tuple[Claim, Verdict, Results]:

@@ -1,4 +1,7 @@
-"""Micro-Batch Streaming: the gradient of a mini-batch that does not fit into memory."""
+"""Micro-Batch Streaming: the gradient of a mini-batch that does not fit into memory.
+
+The paper's Algorithm 1 is `MicroBatchStreamer._accumulate`.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -245,7 +248,7 @@ class MicroBatchStreamer:
             divisor: Each loss counts by its weight over `divisor`: 1 / N_Sμ in the paper, n_μ / N_B
                 by default.
         """
-        # Lines 1 to 6: N_B samples make N_Sμ micro-batches of at most N_μ.
+        # Lines 1 to 6, in `Weighing.plan`: N_B samples make N_Sμ micro-batches of at most N_μ.
         totals = Totals(sizes=tuple(stop - start for start, stop in plan.bounds))
         # Lines 7, 8 and 13: micro-batch i, streamed to the device.
         for index, micro_batch in enumerate(self._stager.stream(plan.parts())):

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from torch.utils.weak import TensorWeakRef
 
 _SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its earlier gradient
@@ -137,12 +136,9 @@ class Buffers:
             for name, buffer in held.items():
                 if name not in module._buffers or module._buffers[name] is not buffer:
                     module._buffers[name] = buffer
-        # By device and type: torch would copy a mixed list one by one.
-        pairs: Any = [self._tensors, list(copies)]
-        groups: Any = _group_tensors_by_device_and_dtype(pairs) if copies else {}
-        with torch.no_grad():
-            for (tensors, values), _ in groups.values():
-                torch._foreach_copy_(tensors, values)
+        if copies:
+            with torch.no_grad():
+                torch._foreach_copy_(self._tensors, list(copies))
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
         """Return the names of buffers outside BatchNorm that differ from `copies`.

@@ -156,7 +156,7 @@ class Cycle:
             # (c) Reserve the swap-outs of the variables that leave,
             for use in self.leaving(a):
                 x = instances[use % len(self.function)]
-                # (d) except of dead variables.
+                # (d) except of dead variables, and of those that stay: see `_Window.entering`.
                 if self.persists[x // 2] or self.death[x // 2] != number + 1:
                     self.reserved[x] = use
                     self.queue.append(use)

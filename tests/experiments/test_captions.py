@@ -41,3 +41,12 @@ def test_the_signature_counts_repetitions_and_names_a_stop_as_the_most_epochs():
     assert signature(results, "").endswith(" · at most 1,100 epochs · n = 3")
     own = Results([once], (0,), [replace(records[-1], metrics={"samples_s": [[1.0]] * 3})])
     assert signature(own, "").endswith(" · n = 3")  # processes of its own
+
+
+def test_a_memory_limit_is_named_where_an_experiment_keeps_to_it():
+    config = {"role": "ResNet-50", "limit_fits": 16, "model": {"name": "resnet_cifar", "depth": 8}}
+    for experiment, limited in (("size", True), ("timeline", False)):
+        record = make_record(experiment, paper="mbs", config=config)
+        results = Results([Run(experiment, config)], (0,), [record])
+        caption = load_paper("mbs").artefacts["figure2"].caption(results)
+        assert ("SIMULATED memory limit" in caption) == limited

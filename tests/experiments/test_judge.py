@@ -226,10 +226,26 @@ class TestClaims:
         same = replace(self.ROW, rule="same", effect=None, margin=1.0, margin_source="ours")
         assert same.judge({"a": Estimate(0.5, 0.1)}).evidence.endswith("margin: ours")
         assert self.ROW.judge({"a": NotRun("no data")}) == judge.Verdict("not run", "a: no data")
-        with pytest.raises(ValueError, match="no number for 'b'"):
+        with pytest.raises(AssertionError, match="no number for 'b'"):
             self.ROW.judge({"b": seen})
         with pytest.raises(ValueError, match="exact, and a an estimate"):
             replace(self.ROW, rule="exact").judge({"a": seen})
+
+    @pytest.mark.parametrize(
+        ("cases", "told"),
+        [
+            ({"a": -3.0, "b": -2.0}, "-3.00 (paper -2.00): a"),
+            ({"a": -3.0, "b": -0.1}, "-0.10 (paper -2.00): b"),  # undecided
+            ({"a": -3.0, "b": 9.0}, "+9.00 (paper -2.00): b"),  # partly: b certainly fails
+            ({"a": -3.0, "b": NotRun("no data")}, "b: no data"),
+            ({"a": NotRun("no data")}, "a: no data"),
+            ({}, "no records"),
+        ],
+    )
+    def test_the_number_is_of_the_case_that_sets_the_word(self, cases, told):
+        row = replace(self.ROW, effect=-2.0, own=False)
+        ours = {k: c if isinstance(c, NotRun) else Estimate(c, 0.3) for k, c in cases.items()}
+        assert row.number(row.judge(ours)) == told
 
 
 def test_a_cell_without_seeds_beside_one_with_seeds_leaves_the_first_look_out():

@@ -20,6 +20,7 @@ _NAMES = {
     "amoebanet_d": "AmoebaNet-D of {num_layers} layers",
     "unet": "U-Net of width {width}",
 }
+_LIMITED = ("train", "size", "step")  # experiments that keep to a memory limit
 _DATA = {"segmentation": "Carvana", "classification": "Flowers-102"}  # the paper's
 
 
@@ -121,7 +122,8 @@ def marks(results: Results) -> Iterable[str]:
     yield from stand_ins([*data, *((name, r) for r in ROLES for name in networks(r, records))])
     if any(r.dataset and r.dataset["kind"] == "synthetic" for r in records):
         yield "SYNTHETIC data."
-    if any(r.config.get("limit_bytes") or r.config.get("limit_fits") for r in records):
+    limited = [r.config for r in records if r.experiment in _LIMITED]
+    if any(config.get("limit_bytes") or config.get("limit_fits") for config in limited):
         yield "SIMULATED memory limit."
 
 
