@@ -15,7 +15,7 @@ from repro.experiments.design import (
     paper_toml,
     setting_of,
 )
-from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, NotRun, Verdict
+from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, Verdict
 from repro.experiments.query import Results, Source, of_reference
 from repro.experiments.view import devices
 

@@ -1,5 +1,6 @@
 """All-or-nothing gradients, buffers and random numbers: a mini-batch can be tried again."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -136,9 +137,12 @@ class Buffers:
             for name, buffer in held.items():
                 if name not in module._buffers or module._buffers[name] is not buffer:
                     module._buffers[name] = buffer
-        if copies:
-            with torch.no_grad():
-                torch._foreach_copy_(self._tensors, list(copies))
+        groups = defaultdict[Any, list[Any]](list)  # torch would copy mixed types one by one
+        for pair in zip(self._tensors, copies, strict=True):
+            groups[pair[0].device, pair[0].dtype].append(pair)
+        with torch.no_grad():
+            for pairs in groups.values():
+                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
         """Return the names of buffers outside BatchNorm that differ from `copies`.
