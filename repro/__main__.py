@@ -206,8 +206,8 @@ def gpu(
 
     The doctor comes first, then the runs that have no record, here or in results/reference, in the
     list's order. Every record is kept as soon as its run ends, and --out has an archive of all of
-    them after each piece: unpack it into results/local, then `pack` folds them in. The same command
-    goes on where it was ended. $REPRO_COMMIT names the commit where a copy has no git.
+    them, written every ten seconds: unpack it into results/local, then `pack` folds them in. The
+    same command goes on where it was ended. $REPRO_COMMIT names the commit where a copy has no git.
     """
     from pathlib import Path
 

@@ -5,6 +5,7 @@ so that one that hangs costs no more than itself. Every run writes its record as
 of all records is written anew while more are computed.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from repro.experiments import run as running
 from repro.experiments.design import SEEDS, Paper, Run, UsageError
 from repro.experiments.processes import WorkerDied, Workers
 from repro.experiments.query import LOCAL, find_source
+from repro.measure.checks import is_whole
 from repro.measure.files import replacing
 from repro.measure.host import cores
 from repro.records import RecordStore, local_store
@@ -97,12 +99,32 @@ def _count(runs: Sequence[Run]) -> int:
 
 
 def read(path: Path, only: Sequence[str] = ()) -> list[Piece]:
-    """Read a list of pieces in TOML, or only those of some names, papers or artefacts."""
+    """Read a list of pieces in TOML, or only those of some names, papers or artefacts.
+
+    Raises:
+        UsageError: It is no such list, or has no such piece; the text names the place.
+    """
     try:
         pieces = [Piece(**row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["piece"]]
         named = {p: {p.name, p.artefact, p.artefact.partition("/")[0]} for p in pieces}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no list of pieces ({error}); see {LIST}") from error
+    for piece in pieces:
+        try:
+            known = find_artefacts(piece.artefact)[0].experiments
+        except UsageError as error:
+            raise UsageError(f"{path}, piece {piece.name}: {error}") from error
+        if unknown := ", ".join(set(piece.experiments) - known.keys()):
+            raise UsageError(
+                f"{path}, piece {piece.name}: there is no experiment {unknown}; choose among "
+                f"{', '.join(known)}"
+            )
+        seconds = piece.seconds if isinstance(piece.seconds, int | float) else math.nan
+        if not (is_whole(piece.at_once, 1) and 0 < seconds < math.inf):
+            raise UsageError(
+                f"{path}, piece {piece.name}: at_once is {piece.at_once!r} and seconds "
+                f"{piece.seconds!r}; give a whole number of at least 1, and seconds above 0"
+            )
     chosen = [piece for piece in pieces if not only or named[piece].intersection(only)]
     if not chosen:
         letters = ", ".join(dict.fromkeys(piece.name for piece in pieces))
@@ -205,7 +227,7 @@ def compute(
                 say(f"{one.piece}: no time for it")
                 continue
             limit_s = min(end - time.monotonic(), _GENEROUS * one.seconds + 60)
-            timed = replace(setting, until=end - one.piece.seconds)
+            timed = replace(setting, until=end, expected_s=one.piece.seconds)
             work = partial(_compute, one.paper.key, timed, one.piece.at_once, limit_s, folder / LOG)
             start = time.monotonic()
             try:

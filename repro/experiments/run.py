@@ -52,7 +52,8 @@ class Setting:
     seeds: tuple[int, ...] | None = None  # instead of the profile's
     retry_failed: bool = False  # whether runs that failed are run again
     changed: arguments.Choices = ()  # keys and values of --set
-    until: float | None = None  # by `time.monotonic`: nothing begins later
+    until: float | None = None  # by `time.monotonic`: nothing begins later,
+    expected_s: float = 0.0  # or, with the seconds expected of a run, nothing ends later
 
     def command(self, target: str, dataset: str | None) -> str:
         """Return a command line that computes a record again."""
@@ -76,9 +77,10 @@ class Setting:
         """Whether a run with this record, or none, is to be computed."""
         return known is None or (self.retry_failed and known.status == "failed")
 
-    def has_time(self) -> bool:
-        """Whether another run may begin."""
-        return self.until is None or time.monotonic() < self.until
+    def has_time(self, longest_s: float = 0.0) -> bool:
+        """Whether another run may begin, given how long the longest took so far."""
+        ahead_s = max(self.expected_s, longest_s) if self.expected_s else 0.0
+        return self.until is None or time.monotonic() + ahead_s < self.until
 
 
 @dataclass(frozen=True)
@@ -273,10 +275,14 @@ class _Execution:
     interactive: bool
     left: dict[str, Step]  # that are not dealt with, by key
     tally: Tally = field(default_factory=Tally)
+    longest_s: float = 0.0  # of the runs computed so far
 
     def _tell(self, said: str, step: Step | None = None) -> None:
         of = f" {step}" if step else ""
         self.report(printable(f"{self.paper.key}{of}: {said}"))  # an error may have any text
+
+    def _has_time(self) -> bool:
+        return self.setting.has_time(self.longest_s)
 
     def account(self, step: Step, made: Made) -> None:
         """Count a run that has ended; nothing where another process is still at it."""
@@ -299,6 +305,7 @@ class _Execution:
                 self._tell(f"failed before, again with --retry-failed: {why}", step)
             return
         self.tally.done += 1
+        self.longest_s = max(self.longest_s, took_s)
         self.tally.out_of_memory += record.status == "out_of_memory"
         self.tally.failed += failed
         if failed or not self.interactive:
@@ -313,7 +320,7 @@ class _Execution:
             return
         work = partial(settle, self.paper, self.setting, self.store)
         try:
-            for (step, _), made in workers.map(work, shared, lambda _: self.setting.has_time()):
+            for (step, _), made in workers.map(work, shared, lambda _: self._has_time()):
                 self.account(step, made)
         except WorkerDied as died:
             self._tell(f"{died}; what is left is computed by this process")
@@ -324,7 +331,7 @@ class _Execution:
         while self.left:
             for step in list(self.left.values()):
                 self.bar.say(str(step.run))
-                if self.setting.has_time():
+                if self._has_time():
                     self.account(step, self._made(step, self.known.get(step.key), own))
                 else:
                     self.tally.left += 1

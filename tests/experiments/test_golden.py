@@ -188,12 +188,21 @@ class TestComparison:
         drifted = training.metrics | {"losses": [0.0]}
         rounded = replace(far, first_steps=steps, metrics=drifted)
         said = computed_again(paper, rounded)
-        assert said == "to 1e-05 (another kind of processor): first 3 steps to 0.001, updates"
+        assert said == "to 1e-05 (another kind of processor): first 8 steps to 4e-06, updates"
         with pytest.raises(Differs, match="the loss of step 1"):
             computed_again(paper, replace(training, first_steps=steps))
         wrong = steps | {"losses": [near[0], [2 * near[1][0]], *near[2:]]}
         with pytest.raises(Differs, match="the loss of step 2"):
             computed_again(paper, replace(rounded, first_steps=wrong))
+        drifting = steps | {"losses": [[x * (1 + 1e-7 * 9**n)] for n, (x,) in enumerate(near)]}
+        assert "first 8 steps to 3e-01" in computed_again(
+            paper, replace(rounded, first_steps=drifting)
+        )
+        late = steps | {"losses": [*near[:5], [1.01 * near[5][0]], *near[6:]]}
+        with pytest.raises(Differs, match="the loss of step 6"):
+            computed_again(paper, replace(rounded, first_steps=late))
+        with pytest.raises(Differs, match="the norm of the weights"):
+            computed_again(paper, replace(rounded, first_steps=steps | {"norm": 1.0}))
         with pytest.raises(Differs, match="updates is 12, and was 13"):
             computed_again(paper, replace(rounded, metrics=drifted | {"updates": 13}))
 

@@ -60,6 +60,10 @@ def test_every_piece_of_the_list_names_runs_that_end_within_six_minutes():
         ("[[piece]]\nname = 'a'\nartefact = 'mbs'\nseconds = 1\nsecnods = 2", "secnods"),
         ("piece = []", "has no piece"),
         (f"{GOOD}artefact = 3\nseconds = 1", "is no list of pieces"),
+        (f"{GOOD}artefact = 'mbs/tabel4'\nseconds = 1", "piece a: .*did you mean mbs/table4"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = 1\nexperiments = ['no']", "piece a: .*no exp.* no;"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = 1\nat_once = 0", "piece a: at_once is 0"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = -1", "piece a: .* seconds -1"),
     ],
 )
 def test_what_is_no_list_is_refused(tmp_path, text, said):

@@ -98,6 +98,14 @@ def test_nothing_is_begun_after_the_time(tmp_path):
     assert execute_until(None) == replace(running.Tally(), stood=2)
 
 
+def test_no_run_begins_that_would_end_late_by_what_is_expected_or_by_the_longest(monkeypatch):
+    monkeypatch.setattr(running.time, "monotonic", lambda: 100.0)
+    timed = Setting("smoke", "cpu", until=110.0, expected_s=5.0)
+    assert [timed.has_time(longest_s) for longest_s in (0.0, 9.0, 11.0)] == [True, True, False]
+    assert not replace(timed, expected_s=11.0).has_time()
+    assert replace(timed, expected_s=0.0).has_time(11.0)  # --hours: nothing begins later
+
+
 @pytest.mark.slow
 def test_processes_are_handed_nothing_more_once_it_is_time(tmp_path):
     asked: list[int] = []
