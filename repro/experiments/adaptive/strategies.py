@@ -46,24 +46,28 @@ def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict
             read.trained(results, task, strategy),
             read.diverged(results, task, strategy),
         )
-        if not (records or lost):
+        if not (records or lost or strategy in runs.STRATEGIES):
             continue
         stages = runs.consecutive(records[0].metrics["batch_size"]) if records else []
         metric = read.final(results, records, runs.METRIC[task])
         paper, gap = reported_of(task, strategy), None
         with suppress(NotRun):
             gap = None if strategy == other else compared(results, task, strategy, other)
-        yield {
+        row = {
             "strategy": name_of(strategy),
-            "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages),
-            "K": read.span([k for record in records if (k := record.metrics["interval"][-1])]),
-            "updates": read.span(read.updates_of(records)),
-            "epochs, paper": paper.get("epochs"),
-            "epochs": read.span([record.metrics["completed"] for record in records]),
             f"{read.HEADING[task]}, paper": read.printed(paper),
             read.HEADING[task]: Summary.of(metric).text(),
             f"over {other.partition('_')[0]}": str(gap) if isinstance(gap, Estimate) else None,
             "n": f"{len(records)}, {lost} diverged" if lost else len(records),
+        }
+        if task != CIFAR:  # a rule ends the trainings
+            made = read.span([record.metrics["completed"] for record in records])
+            unmet = " (rule not met)" * (not all(r.metrics["stopped"] for r in records))
+            row |= {"epochs, paper": paper.get("epochs"), "epochs": made and made + unmet}
+        yield row | {
+            "updates": read.span(read.updates_of(records)),
+            "K": read.span([k for record in records if (k := record.metrics["interval"][-1])]),
+            "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages),
         }
 
 
