@@ -96,6 +96,15 @@ class TestTables4And5:
             assert holds(artefact, results(artefact, make)) == sound | broken
 
     @both
+    def test_a_row_names_the_network_that_ran(self, artefact):
+        for profile, own in (("quick", ["ResNet-8 (for ResNet-50)", "U-Net of width 4"]),
+                             ("paper", ["ResNet-50", "U-Net"])):  # fmt: skip
+            found = results(artefact, by_size(lambda doublings: 0.0), profile)
+            model = PAPER.artefacts[artefact].table(found)["model"][0]
+            assert model.startswith(own[artefact == "table5"]), profile
+            assert (" (for " in model) == (profile == "quick")
+
+    @both
     def test_the_best_size_beyond_the_initial_one(self, artefact):
         found = results(artefact, by_size(lambda doublings: 5 - doublings))
         cases = claimed(f"{artefact}/optimum_beyond", found)
@@ -267,3 +276,9 @@ def test_epochs_from_files_grow_by_way_of_reading(profile, trials):
     grown = {way: growth(found, way) for way in longer}
     assert means_of(grown) == longer and {case.trials for case in grown.values()} == {trials}
     assert len(claimed("files/time_grows", found)) == 2
+    table = PAPER.artefacts["files"].table
+    assert len(table(found)) == 3
+    none = table(results("files", lambda run, seed: None, profile))
+    assert [*none["n"]] == [0] * 3
+    for papers in ("images", "paper, larger / smaller"):
+        assert [*none[papers]] == [*table(found)[papers]]

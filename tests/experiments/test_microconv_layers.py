@@ -139,3 +139,14 @@ class TestWidget:
         assert "; no undivided algorithm fits" in widget.describe(kernel, 4.5)
         told = "1.00 MiB: nothing fits; the smallest division needs 2.00 MiB"
         assert widget.describe(kernel, 1) == told
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_figure13_has_the_papers_devices_beside_ours(ran):
+    times = {d: {str(n): s * n for n in range(4, 33, 4)} for d, s in (("fast", 1), ("slow", 2))}
+    metrics = {"metrics": {"times": times, "devices": {}}} if ran else None
+    rows = table("figure13", lambda run: metrics).set_index("devices")
+    assert rows["paper"]["2 fast + slow"] == "×2.12"
+    assert rows["paper"]["all of the paper's"] == "×2.20"
+    assert rows["paper, even"]["fast + slow"] == "×1.37"
+    assert ("batch sizes" in rows) == ran

@@ -266,7 +266,7 @@ def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
             for number in (gain, epoch_ratio)
         )
         yield {
-            "model": role,
+            "model": cells.ran_as(role, results.records),
             "mini-batch": size,
             "MBS": f"μ={micro}" if streamed else way,
             "paper (%)": mean_std(row.get(way)),

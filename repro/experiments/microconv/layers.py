@@ -234,6 +234,8 @@ def conv2_rows(results: Results) -> list[dict[str, Any]]:
             found = ran.get(cell, {})
             paper = PAPER["figure10"]["speedup_all"] if cell == (64, widest) else None
             row = {"limit": f"{cell[0]} MiB", "policy": cell[1], "paper": paper}
+            papers = PAPER["figure10"]["workspace"] if cell[0] == 64 else {}
+            row["workspace, paper"] = papers.get(cell[1])
             row["division"] = str(Division(0.0, 0, found["parts"])) if found else "does not fit"
             row["workspace (MiB)"] = mib(found.get("workspace_bytes"))
             row["time (ms)"] = ms(found.get("time_s"))
