@@ -221,14 +221,16 @@ def timeline(
     total_ms = 1e3 * max(end for *_, end in bars)
     for kind, number, start, end in bars:
         left, width = 1e3 * start, 1e3 * (end - start)
-        axis.barh(lanes[kind], width, 0.62, left, color=STAGES[kind], edgecolor="white", lw=0.8)
-        if number >= 0 and width > 0.02 * total_ms:
+        wide = width > 0.02 * total_ms  # a white edge would hide a narrower one
+        edge = "white" if wide else STAGES[kind]
+        axis.barh(lanes[kind], width, 0.62, left, color=STAGES[kind], edgecolor=edge, lw=0.8)
+        if number >= 0 and wide:
             axis.text(left + width / 2, lanes[kind], f"μ{number + 1}", ha="center", va="center",
                       color="white" if kind == "compute" else "black", fontsize=9)  # fmt: skip
     axis.set_yticks(range(3), ["optimizer step", "forward + backward,\naccumulate", copied])
     axis.grid(axis="y", visible=False)
     axis.set_title(title, fontsize=10)
-    axis.set_xlabel("time from the start of the mini-batch (ms)")
+    axis.set(xlabel="time from the start of the mini-batch (ms)", xlim=(0, 1.01 * total_ms))
     return figure
 
 
@@ -390,42 +392,4 @@ def streaming_plan(
     memory.axhspan(limit_mib, extent[0][1], color="#f3dccf", lw=0, zorder=0, label="does not fit")
     figure.suptitle(title, fontsize=10)
     legend_below(figure, 5, list(memory_mib))
-    return figure
-
-
-def errors_and_curves(
-    errors: Mapping[str, Mapping[str, float]],
-    curves: Mapping[str, Curves],
-    titles: tuple[str, str],
-    styles: Styles,
-    rounding: float,
-) -> Figure:
-    """Draw relative errors of gradients, and beside them learning curves.
-
-    Args:
-        errors: By case, then by method, the error over the exact gradient's length.
-        curves: By quantity with its unit, the curves by method.
-        titles: Titles of the errors and of the curves, with their sources.
-        styles: Style of each method.
-        rounding: The error below which a gradient counts as equal.
-    """
-    figure, axes = new_axes(1, 1 + len(curves), 4.4 + 3.1 * len(curves), 3.3)
-    first, *others = axes[0]
-    for row, methods in enumerate(errors.values()):
-        for number, (method, error) in enumerate(methods.items()):
-            # The error may be exactly 0, which a logarithmic axis cannot show.
-            height = row + 0.22 * (number - (len(methods) - 1) / 2)
-            first.plot([max(error, 1e-17)], [height], ls="", ms=7, label=method, **styles[method])
-    first.set_xscale("log")
-    first.set_xticks([1e-16, 1e-12, 1e-8, 1e-4, 1])
-    first.minorticks_off()
-    first.set_yticks(range(len(errors)), list(errors), fontsize=8)
-    first.set_ylim(max(1, len(errors)) - 0.5, -0.5)
-    first.axvline(rounding, color="#8d99ae", ls=":", lw=1.2)
-    _label_column([first], titles[0], [""], "relative error (left of the dotted line: rounding)")
-    first.tick_params(labelleft=True)
-    for axis, (quantity, seeds) in zip(others, curves.items(), strict=True):
-        _draw_seeds(axis, seeds, styles)
-        _label_column([axis], titles[1], [quantity], "epoch")
-    legend_below(figure, 4, list(styles))
     return figure

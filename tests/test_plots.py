@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 
 from repro import plots
 from repro.experiments.judge import WORDS
@@ -34,7 +35,6 @@ SIZES = {
 }
 REFUSED = {"ResNet-50": [32, 64], "U-Net": []}
 
-ERRORS = {"70 = 4×16 + 6": {"without": 0.0, "with": 0.2}}
 SPANS = [("copy", 0, 0.0, 0.01), ("compute", 0, 0.01, 0.03), ("copy", 1, 0.01, 0.011)]
 EFFECTS = [("gives: reach", 64.0, 32.0, None), ("costs: time", 1.03, 1.4, (1.2, 1.6))]
 LEFT = ("b", 64.0, None, None)
@@ -47,9 +47,6 @@ ENDS = ((1.0, 10.0), (5.0, 20.0))
 FIGURES = {
     "learning_curves": ((CURVES, STYLES), 2),
     "against_mini_batch": ((SIZES, REFUSED, NEUTRAL, OURS), 4),
-    "errors_and_curves": (
-        (ERRORS, CURVES["ResNet-50"], ("gradients", "trainings"), STYLES, 1e-9), 2
-    ),
     "timeline": ((SPANS, (0.03, 0.035), "copy", "ours"), 0),
     "effects": (([("MBS", None, None, None), *EFFECTS, LEFT], "ratio", 1.0, True, ["MBS"]), 3),
     "gains_and_costs": (
@@ -114,8 +111,6 @@ def test_a_papers_points_are_hollow_and_ours_have_their_intervals():
 
 
 def test_what_is_drawn_has_the_values_that_were_given():
-    none, some = (line.get_xdata()[0] for line in make("errors_and_curves").axes[0].get_lines()[:2])
-    assert 0 < none < 1e-9 and some == 0.2  # a logarithm has no place for 0
     spans = [(p.get_x(), p.get_x() + p.get_width()) for p in make("timeline").axes[0].patches]
     ms = [(1e3 * start, 1e3 * end) for *_, start, end in SPANS]
     assert sum(spans, ()) == pytest.approx(sum([*ms, (30.0, 35.0)], ()))
@@ -124,6 +119,14 @@ def test_what_is_drawn_has_the_values_that_were_given():
         row = round(patch.get_y() + patch.get_height() / 2)
         ends[row] = max(ends.get(row, 0), patch.get_x() + patch.get_width())
     assert ends == {0: 6, 1: 1}
+
+
+def test_a_timeline_begins_at_0_and_hides_no_short_copy_behind_an_edge():
+    spans = [("copy", 0, 0.0, 1e-5), ("compute", 0, 1e-5, 1.0)]
+    axis = plots.timeline(spans, (1.0, 1.1), "copy").axes[0]
+    edges = [bar.get_edgecolor() for bar in axis.patches[:2]]
+    assert axis.get_xlim()[0] == 0
+    assert edges == [to_rgba(plots.STAGES["copy"]), to_rgba("white")]
 
 
 def test_a_signature_lies_below_all_that_is_drawn(tmp_path):

@@ -208,8 +208,12 @@ class TestTables:
 
 @pytest.mark.parametrize(
     ("name", "others"),
-    [("figure7", ["ResNet"]), ("figure8", ["ResNet"]), ("figure11", ["EDSR"])]
-    + [("breakdown", ["STAND-IN", "SYNTHETIC"])],
+    [
+        ("figure7", ["ResNet"]),
+        ("figure8", ["ResNet"]),
+        ("figure11", ["EDSR"]),
+        ("breakdown", ["STAND-IN", "SYNTHETIC"]),
+    ],
 )
 def test_a_caption_names_the_stand_ins_of_its_own_task(name, others):
     caption = load_paper("adaptive").artefacts[name].caption(reference(f"adaptive/{name}"))

@@ -5,7 +5,9 @@ import itertools
 import made_microconv as made
 import pytest
 from made_microconv import alexnet, candidates, conv2, entry, judge, table
+from planted import reference
 
+from repro.experiments import load_paper
 from repro.experiments.microconv import widget
 
 NONE = {"gain": 0.5}  # its fast algorithm is slower: no workspace wanted
@@ -150,3 +152,13 @@ def test_figure13_has_the_papers_devices_beside_ours(ran):
     assert rows["paper"]["all of the paper's"] == "×2.20"
     assert rows["paper, even"]["fast + slow"] == "×1.37"
     assert ("batch sizes" in rows) == ran
+
+
+def test_figure1_has_one_colour_for_a_limit_in_both_panels():
+    found = reference("microconv/figure1")
+    axes = load_paper("microconv").artefacts["figure1"].draw(found).axes
+    workspace, time = (
+        {bars.get_label().partition(":")[0]: bars[0].get_facecolor() for bars in axis.containers}
+        for axis in axes
+    )
+    assert len(time) == 3 and time.items() <= workspace.items()

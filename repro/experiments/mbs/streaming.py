@@ -117,7 +117,8 @@ def _files(results: Results) -> Iterable[str]:
         where = "perhaps from the page cache"
         if uncached is not None:
             where = f"{100 * uncached:.0f} % not in the page cache"
-        each = f"{record.metrics['file_bytes'] / count / 1000:.0f} kB"
+        pixels = record.config["dataset"]["image_size"]
+        each = f"{pixels} px, {record.metrics['file_bytes'] / count / 1000:.0f} kB"
         yield f"{count:,} JPEG files of our own, {each} each, {where}."
     yield from marks(results)
 

@@ -89,8 +89,11 @@ def table(
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     """Draw speed-ups over undivided and over torch's own by network and limit."""
+    networks = {row["network"] for row in rows}
+    alone = len(networks) == 1  # its name is the title's, or else each heading's
     axis, title = "speed-up of the convolutions; the paper's on P100", panel("convolutions")
-    return measured.draw(rows, ["network", "limit"], "policy", axis, title)
+    title += f", {next(iter(networks))}" * alone
+    return measured.draw(rows, ["network", "limit"][alone:], "policy", axis, title)
 
 
 def _widest(results: Results) -> str:

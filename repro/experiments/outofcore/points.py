@@ -302,8 +302,9 @@ def draw(
             axis.axhline(panel.limit, color="#1c2230", ls=(0, (6, 3)), lw=1, label="memory limit")
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
-        axis.set_ylim(0, top)
+        axis.set_ylim(0, top or 1.05 * axis.get_ylim()[1])
         if not any(line.heights for line in panel.lines):
+            axis.set(xticks=[], yticks=[])
             axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#48536a")
     plots.legend_below(figure, 4)
     return figure
