@@ -119,10 +119,11 @@ class TestAt100Columns:
     @pytest.mark.parametrize("paper", PAPERS)
     def test_show_has_all_columns(self, columns, reference, paper):
         """Of every artefact, with its reference records."""
-        columns(100)
         for source, artefact, results in showing.found(paper, None, None):
-            text = showing.text(source, artefact, results)
-            assert max(map(len, text.splitlines())) <= 100 and "…" not in text
+            for width in (80, 100):
+                columns(width)
+                text = showing.text(source, artefact, results)
+                assert max(map(len, text.splitlines())) <= width and "…" not in text
             flat = " ".join(text.split())
             for name in artefact.table(results).columns:
                 assert all(word in flat for word in name.split()), (artefact.name, name)
