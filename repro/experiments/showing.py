@@ -55,7 +55,7 @@ def found(
     return [(source, *pair) for pair in zip(artefacts, gathered, strict=True)]
 
 
-MOST_ROWS = 26  # of a table, unless its evidence is asked for
+MOST_ROWS = 24  # of a table, unless its evidence is asked for
 Shown = TypeVar("Shown")
 
 

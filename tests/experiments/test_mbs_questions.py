@@ -142,7 +142,7 @@ class TestTables4And5:
         assert {(c.trials, c.n) for c in claimed(steps, found).values()} == {("processes", 5)}
         # Trainings are side by side: their times do not count.
         assert set(means_of(claimed(epochs, found)).values()) == {1.5}
-        (shown,) = {row["ours, time over undivided"] for row in rows_of(artefact, found)} - {None}
+        (shown,) = {row["ours, time (ratio)"] for row in rows_of(artefact, found)} - {None}
         assert shown.startswith("×1.500")
         only_trained = results(artefact, lambda run, seed: make(run, seed), LONG)
         assert verdict(f"mbs/{epochs}", only_trained).word == "not run"
@@ -154,7 +154,7 @@ class TestTables4And5:
         found = results("table4", of_trainings(make))
         told = verdict("mbs/table4/epoch_time", found)
         assert told.word == "not run" and "do not compare" in told.evidence
-        assert {row["ours, time over undivided"] for row in rows_of("table4", found)} == {None}
+        assert {row["ours, time (ratio)"] for row in rows_of("table4", found)} == {None}
 
 
 class TestSameness:

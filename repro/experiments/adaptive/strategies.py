@@ -116,10 +116,7 @@ def curves(
 
 
 def figure(results: Results, task: str) -> Any:
-    """Draw trainings by epoch, and final metrics by updates, the paper's by its own schedules.
-
-    These have axes of their own: what strategies differ by is small beside the paper's lead.
-    """
+    """Draw trainings by epoch, and final metrics by updates, the paper's on axes of their own."""
     from repro.adaptive import updates
     from repro.experiments.adaptive import draw
     from repro.plots import HOLLOW, legend_below, log_ticks
