@@ -259,6 +259,19 @@ def test_the_share_of_copies_behind_computations():
     assert holds("figure2", found(CARD, 1)) == {"one_update": "NO"}
 
 
+def test_a_mini_batch_is_drawn_from_its_start_and_no_short_copy_hides_behind_an_edge():
+    spans = [["copy", 0, 0.0, 1e-5], ["compute", 0, 1e-5, 1.0]]
+    metrics = {"spans": spans, "update": [1.0, 1.1], "copied": "host to device"}
+    found = results("figure2", lambda run, seed: {"metrics": metrics, "device": CARD})
+    axis = PAPER.artefacts["figure2"].draw(found).axes[0]
+    drawn = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axis.patches]
+    ms = [(1e3 * start, 1e3 * end) for *_, start, end in (*spans, metrics["update"])]
+    assert sum(drawn, ()) == pytest.approx(sum(ms, ())) and axis.get_xlim()[0] == 0
+    copy, compute, _ = axis.patches
+    assert copy.get_edgecolor() == copy.get_facecolor() != compute.get_facecolor()
+    assert compute.get_edgecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
 @pytest.mark.parametrize(("profile", "trials"), [("quick", "rounds"), (LONG, "processes")])
 def test_epochs_from_files_grow_by_way_of_reading(profile, trials):
     longer = {"memory": 1.0, "ahead": 1.5, "asked": 1.1}

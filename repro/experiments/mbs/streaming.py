@@ -42,11 +42,30 @@ def stages(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def figure2(results: Results) -> Any:
-    """A measured timeline."""
+    """Draw one mini-batch over time: copies, computations, and the update at its end."""
     from repro import plots
 
-    metrics, ran = _timeline(results), whose("ResNet-50", results.ok("timeline"))
-    return plots.timeline(metrics["spans"], metrics["update"], metrics["copied"], ran)
+    metrics = _timeline(results)
+    figure, axes = plots.new_axes(1, 1, 10, 2.7)
+    axis, bars = axes[0, 0], [*metrics["spans"], ("update", -1, *metrics["update"])]
+    total_ms = 1e3 * max(end for *_, end in bars)
+    lanes = {"update": (0, "#3a9d6e"), "compute": (1, "#1f6fb4"), "copy": (2, "#f2a541")}
+    for kind, number, start, end in bars:
+        left, width, (lane, color) = 1e3 * start, 1e3 * (end - start), lanes[kind]
+        wide = width > 0.02 * total_ms  # a white edge would hide a narrower one
+        edge = "white" if wide else color
+        axis.barh(lane, width, 0.62, left, color=color, edgecolor=edge, lw=0.8)
+        if number >= 0 and wide:
+            ink = "white" if kind == "compute" else "black"
+            place = {"ha": "center", "va": "center", "fontsize": 9}
+            axis.text(left + width / 2, lane, f"μ{number + 1}", color=ink, **place)
+    axis.set_yticks(
+        range(3), ["optimizer step", "forward + backward,\naccumulate", metrics["copied"]]
+    )
+    axis.grid(axis="y", visible=False)
+    axis.set_title(whose("ResNet-50", results.ok("timeline")), fontsize=10)
+    axis.set(xlabel="time from the start of the mini-batch (ms)", xlim=(0, 1.01 * total_ms))
+    return figure
 
 
 def one_update(results: Results) -> tuple[bool, str]:
