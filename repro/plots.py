@@ -20,7 +20,6 @@ PAPER, OURS, WITHOUT, INK = "#8d99ae", "#1f6fb4", "#e07a3f", "#1c2230"
 PALETTE = [INK, "#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4",
            "#949494", "#ece133"]  # fmt: skip
 MARKERS = "osD^vPX*hd"
-STAGES = {"copy": "#f2a541", "compute": "#1f6fb4", "update": "#3a9d6e"}
 # Style of a paper's values beside ours.
 HOLLOW: dict[str, Any] = {"color": "#5f6b7a", "marker": "D", "mfc": "none", "ls": "--"}
 _LOOK: dict[Any, Any] = {
@@ -200,38 +199,6 @@ def _draw_bounds(
             axis.errorbar(size[known], value[known], error, **look)
 
 
-def timeline(
-    spans: Sequence[tuple[str, int, float, float]],
-    update: tuple[float, float],
-    copied: str,
-    title: str = "",
-) -> Figure:
-    """Draw one mini-batch over time: copies, computations, and the update at its end.
-
-    Args:
-        spans: (kind, micro-batch, start, end) in seconds, kind ``copy`` or ``compute``.
-        update: Start and end of the optimizer's step, in seconds.
-        copied: Names the lane of copies.
-        title: Source of the mini-batch.
-    """
-    figure, axes = new_axes(1, 1, 10, 2.7)
-    axis = axes[0, 0]
-    lanes = {"update": 0, "compute": 1, "copy": 2}
-    bars = [*spans, ("update", -1, *update)]
-    total_ms = 1e3 * max(end for *_, end in bars)
-    for kind, number, start, end in bars:
-        left, width = 1e3 * start, 1e3 * (end - start)
-        axis.barh(lanes[kind], width, 0.62, left, color=STAGES[kind], edgecolor="white", lw=0.8)
-        if number >= 0 and width > 0.02 * total_ms:
-            axis.text(left + width / 2, lanes[kind], f"μ{number + 1}", ha="center", va="center",
-                      color="white" if kind == "compute" else "black", fontsize=9)  # fmt: skip
-    axis.set_yticks(range(3), ["optimizer step", "forward + backward,\naccumulate", copied])
-    axis.grid(axis="y", visible=False)
-    axis.set_title(title, fontsize=10)
-    axis.set_xlabel("time from the start of the mini-batch (ms)")
-    return figure
-
-
 def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     """Draw each paper's number of claims by verdict, as one stacked bar per paper."""
     figure, axes = new_axes(1, 1, 9, 1.3 + 0.5 * len(counts))
@@ -346,86 +313,3 @@ def _in_words(paper: float | None, ours: float | None, points: bool) -> str:
     said = [] if ours is None else [shown(ours)]
     said += [] if paper is None else [f"paper {shown(paper)}"]
     return f": {', '.join(said)}" if said else ""
-
-
-def streaming_plan(
-    sizes: Sequence[int],
-    memory_mib: Mapping[str, Sequence[float]],
-    time_ms: Mapping[str, Sequence[float]],
-    limit_mib: float,
-    mini_batch: int,
-    styles: Styles,
-    extent: tuple[tuple[float, float], tuple[float, float]],
-    title: str,
-) -> Figure:
-    """Draw peak memory and time per sample against the mini-batch, and one mini-batch marked.
-
-    Args:
-        sizes: Mini-batch sizes, ascending.
-        memory_mib: By method (without, with streaming), for each size, MiB.
-        time_ms: Likewise, milliseconds per sample; NaN if the batch does not fit.
-        limit_mib: The device's memory, MiB.
-        mini_batch: The marked size, one of `sizes`.
-        styles: Style of each method.
-        extent: Limits of both vertical axes, the same for every choice.
-        title: Source of memory and times.
-    """
-    figure, axes = new_axes(1, 2, 10, 3.7)
-    chosen = list(sizes).index(mini_batch)
-    quantities = (("peak memory (MiB)", memory_mib), ("time per sample (ms)", time_ms))
-    for axis, (quantity, methods), ends in zip(axes[0], quantities, extent, strict=True):
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        log_ticks(axis.yaxis, (1, 2, 5), "{:,g}")
-        axis.axvline(mini_batch, color="#8d99ae", lw=1.2, ls=":", label="the mini-batch chosen")
-        for (name, values), line in zip(methods.items(), ("-", "--"), strict=True):
-            axis.plot(sizes, values, line, lw=2, label=name, markevery=[chosen], ms=9,
-                      **styles[name])  # fmt: skip
-        axis.set_ylim(*ends)
-        axis.set_xticks(sizes, [f"{size:g}" for size in sizes], fontsize=8)
-        axis.minorticks_off()
-        axis.set(xlabel="mini-batch size", ylabel=quantity)
-    memory = axes[0, 0]
-    memory.axhline(limit_mib, color="#b3261e", lw=1.5, label="memory limit (SIMULATED)")
-    memory.axhspan(limit_mib, extent[0][1], color="#f3dccf", lw=0, zorder=0, label="does not fit")
-    figure.suptitle(title, fontsize=10)
-    legend_below(figure, 5, list(memory_mib))
-    return figure
-
-
-def errors_and_curves(
-    errors: Mapping[str, Mapping[str, float]],
-    curves: Mapping[str, Curves],
-    titles: tuple[str, str],
-    styles: Styles,
-    rounding: float,
-) -> Figure:
-    """Draw relative errors of gradients, and beside them learning curves.
-
-    Args:
-        errors: By case, then by method, the error over the exact gradient's length.
-        curves: By quantity with its unit, the curves by method.
-        titles: Titles of the errors and of the curves, with their sources.
-        styles: Style of each method.
-        rounding: The error below which a gradient counts as equal.
-    """
-    figure, axes = new_axes(1, 1 + len(curves), 4.4 + 3.1 * len(curves), 3.3)
-    first, *others = axes[0]
-    for row, methods in enumerate(errors.values()):
-        for number, (method, error) in enumerate(methods.items()):
-            # The error may be exactly 0, which a logarithmic axis cannot show.
-            height = row + 0.22 * (number - (len(methods) - 1) / 2)
-            first.plot([max(error, 1e-17)], [height], ls="", ms=7, label=method, **styles[method])
-    first.set_xscale("log")
-    first.set_xticks([1e-16, 1e-12, 1e-8, 1e-4, 1])
-    first.minorticks_off()
-    first.set_yticks(range(len(errors)), list(errors), fontsize=8)
-    first.set_ylim(max(1, len(errors)) - 0.5, -0.5)
-    first.axvline(rounding, color="#8d99ae", ls=":", lw=1.2)
-    _label_column([first], titles[0], [""], "relative error (left of the dotted line: rounding)")
-    first.tick_params(labelleft=True)
-    for axis, (quantity, seeds) in zip(others, curves.items(), strict=True):
-        _draw_seeds(axis, seeds, styles)
-        _label_column([axis], titles[1], [quantity], "epoch")
-    legend_below(figure, 4, list(styles))
-    return figure

@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from repro.report import cell_text, printable
@@ -90,41 +90,58 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "", most: int | None =
     columns = list(dict.fromkeys(column for row in rows for column in row))
     cells = {column: [cell_text(row.get(column)) for row in rows] for column in columns}
     least = {column: _least_width(column, cells[column], limit) for column in columns}
-    # The first columns that tell the rows apart, as far as half of the width.
-    keys: list[str] = []
-    for column in columns:
-        apart = keys and len(set(zip(*(cells[key] for key in keys), strict=True))) == len(rows)
-        if apart or (keys and limit and _taken(least, [*keys, column]) > limit // 2):
-            break
-        keys.append(column)
+    keys = _telling_apart(cells, limit)
+    tight = least | keys if limit and _taken(least, keys) > limit // 2 else least
     parts: list[list[str]] = [[]]
     for column in columns:
-        if limit and parts[-1] and _taken(least, [*parts[-1], column]) > limit:
+        own = tight if parts[1:] else least
+        if limit and parts[-1] and _taken(own, [*parts[-1], column]) > limit:
             parts.append([*keys])
-        parts[-1].append(column)
+        if column not in parts[-1]:
+            parts[-1].append(column)
     shown = len(rows) if most is None else min(len(rows), most // len(parts))
     drawn = [prose(printable(title)), ""] if title else []
     drawn.append(
-        "\n\n".join(_drawn({c: cells[c][:shown] for c in part}, least, limit) for part in parts)
+        "\n\n".join(
+            _drawn({c: cells[c][:shown] for c in part}, tight if number else least, limit)
+            for number, part in enumerate(parts)
+        )
     )
     if shown < len(rows):
         drawn.append(f"{len(rows) - shown} more rows: --evidence")
     return "\n".join(drawn)
 
 
-def _taken(widths: Mapping[str, int], columns: Sequence[str]) -> int:
+def _taken(widths: Mapping[str, int], columns: Iterable[str]) -> int:
     return sum(widths[column] + _GAP for column in columns) - _GAP
 
 
-def _least_width(column: str, texts: Sequence[str], limit: int | None) -> int:
+def _telling_apart(cells: Mapping[str, Sequence[str]], limit: int | None) -> dict[str, int]:
+    """The first columns that tell the rows apart, without those that add nothing to it.
+
+    With their widths where sentences are folded to words, which have half of the limit.
+    """
+    keys: dict[str, int] = {}
+    apart = 1
+    for column, texts in cells.items():
+        more = len(set(zip(*(cells[key] for key in keys), texts, strict=True)))
+        wider = keys | {column: _least_width(column, texts, limit, 0)}
+        if more > apart and not (keys and limit and _taken(wider, wider) > limit // 2):
+            keys, apart = wider, more
+    return keys or {c: _least_width(c, cells[c], limit, 0) for c in [*cells][:1]}
+
+
+def _least_width(
+    column: str, texts: Sequence[str], limit: int | None, sentence: int = _SENTENCE
+) -> int:
     """The width in which no word is folded, no number with its deviation, and no short cell."""
     from rich.cells import cell_len
 
     whole = (text.replace(" ± ", "\xa0±\xa0") for text in texts)
     words = [word for text in (column, *whole) for word in re.split("[ \t\n]", text)]
     least = max(cell_len(word) for word in words)
-    sentence = max((cell_len(text) for text in texts), default=0)
-    return min(max(least, min(sentence, _SENTENCE)), (limit or WIDE) // 2 - 1)
+    longest = max((cell_len(text) for text in texts), default=0)
+    return min(max(least, min(longest, sentence)), (limit or WIDE) // 2 - 1)
 
 
 def _is_number(text: str) -> bool:
@@ -138,15 +155,18 @@ def _drawn(cells: Mapping[str, Sequence[str]], least: Mapping[str, int], limit: 
     from rich.table import Table
     from rich.text import Text
 
-    full = {
-        column: max(cell_len(line) for text in (column, *texts) for line in text.split("\n"))
+    texts_wide = {
+        column: max(cell_len(line) for text in texts for line in text.split("\n"))
         for column, texts in cells.items()
     }
-    room = limit or max(WIDE, _taken(least, [*cells]))
-    widths, level = dict(full), room
-    while level and _taken(widths, [*cells]) > room:  # the widest columns become narrower first
-        level -= 1
-        widths = {c: min(full[c], max(least[c], level)) for c in cells}
+    room = limit or max(WIDE, _taken(least, cells))
+    widths = {column: max(cell_len(column), wide) for column, wide in texts_wide.items()}
+    # The widest headings become narrower first, then the widest cells.
+    for floor in (texts_wide, least):
+        level = room
+        while level and _taken(widths, cells) > room:
+            level -= 1
+            widths = {c: min(widths[c], max(least[c], floor[c], level)) for c in cells}
     drawn = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True
     )

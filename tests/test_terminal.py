@@ -53,13 +53,36 @@ class TestTable:
 
     def test_further_tables_begin_with_what_tells_the_rows_apart(self, columns):
         columns(60)
-        rows = [{"model": "a", "batch": n, "x": "x" * 29, "y": "y" * 29} for n in range(9)]
+        rows = [
+            {"model": "ab"[n % 2], "batch": n // 2, "x": "x" * 29, "y": "y" * 29} for n in range(9)
+        ]
         text = terminal.table(rows)
         assert text.count("model  batch") == 2
         assert "more rows" not in text
         text = terminal.table(rows, most=8)
         assert text.count("x" * 29) == text.count("y" * 29) == 4
         assert text.endswith("5 more rows: --evidence")
+
+    def test_further_tables_leave_no_two_rows_alike(self, columns):
+        """Whatever tells rows apart is repeated, folded if need be; what tells nothing is not."""
+        columns(80)
+        rows = [
+            {"where": "measured, " + "x" * 9, "same": "fp32", "method": f"in core, {way} {n} each",
+             "a": "1 " * 12, "b": "2 " * 12, "c": "3 " * 12}
+            for way in ("schedule and chunks", "expandable segments") for n in (8, 64)
+        ]  # fmt: skip
+        text = terminal.table(rows)
+        tables = text.split("\n\n")
+        assert len(tables) > 1 and max(map(len, text.splitlines())) <= 80
+        assert text.count("same") == 1
+        for table in tables:
+            assert [table.count(word) for word in ("method", "expandable", "64")] == [1, 2, 2]
+
+    def test_headings_are_folded_before_cells(self, columns):
+        columns(60)
+        headings = ("a heading that is long", "another such heading", "and a further heading")
+        rows = [{"model": "U-Net of width 4 (for U-Net)", **dict.fromkeys(headings, "1")}]
+        assert "U-Net of width 4 (for U-Net)" in terminal.table(rows)
 
     def test_prose_breaks_no_path(self, columns):
         columns(40)
@@ -96,10 +119,11 @@ class TestAt100Columns:
     @pytest.mark.parametrize("paper", PAPERS)
     def test_show_has_all_columns(self, columns, reference, paper):
         """Of every artefact, with its reference records."""
-        columns(100)
         for source, artefact, results in showing.found(paper, None, None):
-            text = showing.text(source, artefact, results)
-            assert max(map(len, text.splitlines())) <= 100 and "…" not in text
+            for width in (80, 100):
+                columns(width)
+                text = showing.text(source, artefact, results)
+                assert max(map(len, text.splitlines())) <= width and "…" not in text
             flat = " ".join(text.split())
             for name in artefact.table(results).columns:
                 assert all(word in flat for word in name.split()), (artefact.name, name)

@@ -55,7 +55,7 @@ def found(
     return [(source, *pair) for pair in zip(artefacts, gathered, strict=True)]
 
 
-MOST_ROWS = 26  # of a table, unless its evidence is asked for
+MOST_ROWS = 24  # of a table, unless its evidence is asked for
 Shown = TypeVar("Shown")
 
 
@@ -93,8 +93,10 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
     table = terminal.table(rows, most=MOST_ROWS)
     if results.gpu is not None:
         devices = report.printable(view.devices(results.gpu.records))
-        table += f"\nThe rows of {devices}: --profile {results.gpu.profile}"
-    return "\n\n".join(filter(None, [title, verdicts, table, terminal.prose(caption)]))
+        rest = f"The rows of {devices}: --profile {results.gpu.profile}"
+        table = f"{table}\n{terminal.prose(rest)}"
+    texts = [terminal.prose(title), verdicts, table, terminal.prose(caption)]
+    return "\n\n".join(filter(None, texts))
 
 
 def _claim_rows(judged: Sequence[Row]) -> list[Row]:

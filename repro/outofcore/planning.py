@@ -61,34 +61,29 @@ def plan_packed(
         BudgetTooSmall: One function alone needs more than the budget.
         ValueError: `margins` is empty, or has a number outside [0, 1).
     """
-    plans = packed_plans(trace, budget_bytes, compute_times, bandwidth, latency_s, margins)
+    if not margins or not all(0 <= margin < 1 for margin in margins):
+        raise ValueError(f"margins is {margins!r}: give shares of the budget, 0 or more, below 1")
+    plans = packed_plans(trace, budget_bytes, compute_times, bandwidth, latency_s, *margins)
     best = fastest(plans, compute_times, bandwidth, latency_s)
     assert best is not None  # there is a margin
     return best
 
 
 def packed_plans(
-    trace: Trace,
-    budget_bytes: int,
-    compute_times: Times,
-    bandwidth: Rates,
-    latency_s: float = 0.0,
-    margins: Sequence[float] = MARGINS,
+    trace: Trace, budget: int, times: Times, rates: Rates, latency_s: float = 0.0, *margins: float
 ) -> Iterator[SwapPlan]:
-    """Yield the plans from which `plan_packed` takes the fastest."""
-    check_budget(trace, budget_bytes)
-    if not margins or not all(0 <= margin < 1 for margin in margins):
-        raise ValueError(f"margins is {margins!r}: give shares of the budget, 0 or more, below 1")
-    if trace.peak_bytes - trace.held_bytes <= budget_bytes:
-        yield plan_swaps(trace, budget_bytes)
+    """Yield the plans from which `plan_packed` takes the fastest, by default of its margins."""
+    check_budget(trace, budget)
+    if trace.peak_bytes - trace.held_bytes <= budget:
+        yield plan_swaps(trace, budget)
         return
-    for margin in margins:
-        packing = _Packing(trace, budget_bytes, int(margin * budget_bytes))
+    for margin in margins or MARGINS:
+        packing = _Packing(trace, budget, int(margin * budget))
         done: dict[tuple[str, int], int] | None = None
         for _ in range(_ROUNDS):
             plan = packing.plan(done)
             yield plan
-            copied = _copied_before(plan.simulate(compute_times, bandwidth, latency_s), trace)
+            copied = _copied_before(plan.simulate(times, rates, latency_s), trace)
             if copied == done:
                 break
             done = copied

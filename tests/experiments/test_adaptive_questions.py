@@ -372,3 +372,37 @@ def test_layerwise_rates_that_diverge(optimizer):
     assert word(grown) == "not reproduced"
     assert word(grown, large) == "not run"
     assert word(large, keep=lambda record: record.config["strategy"] == large) == "not run"
+
+
+def test_a_table_has_the_papers_rows_without_records_and_marks_what_ran_on():
+    found = reference("adaptive/figure4", lambda record: record.metrics.update(stopped=True))
+    found.records = [r for r in found.records if r.config["strategy"] not in ("linear", GIVEN)]
+    next(r for r in found.records if r.config["strategy"] == "theta").metrics["stopped"] = False
+    table = load_paper("adaptive").artefacts["figure4"].table(found).set_index("strategy")
+    assert table.loc["linear scaling", ["PSNR (dB), paper", "epochs, paper", "n"]].tolist() == [
+        "31.35", 1340, 0,
+    ]  # fmt: skip
+    assert "θ-adaptive, paper's K" not in table.index
+    unmet = [name for name in table.index if "rule not met" in str(table["epochs"][name])]
+    assert unmet == ["θ-adaptive"]
+    cifar = load_paper("adaptive").artefacts["figure10"].table(reference("adaptive/figure10"))
+    assert "epochs" not in cifar  # no rule ends them
+
+
+def test_a_strategy_looks_alike_in_all_figures():
+    artefacts = load_paper("adaptive").artefacts
+    looks, dashed = {}, set()
+    for name in ("figure3", "figure10", "lars"):
+        for line in artefacts[name].draw(reference(f"adaptive/{name}")).axes[0].get_lines():
+            own = line.get_label().removeprefix("LARS, ")
+            looks.setdefault(own, set()).add((line.get_color(), line.get_marker()))
+            dashed |= {line.get_label()} if line.get_linestyle() == "--" else set()
+    assert looks and all(len(own) == 1 for own in looks.values())
+    assert dashed == {"LARS, linear scaling", "LARS, θ-adaptive"}
+
+
+def test_final_metrics_of_the_paper_and_ours_have_axes_of_their_own():
+    drawn = load_paper("adaptive").artefacts["figure5"].draw(reference("adaptive/figure5"))
+    paper, ours = drawn.axes[-2:]
+    assert paper.get_title().startswith("paper") and paper.get_ylim()[0] > 45
+    assert ours.get_title().startswith("ours") and ours.get_ylim()[1] < 30

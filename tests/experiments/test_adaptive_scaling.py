@@ -6,7 +6,7 @@ import statistics
 import made
 import pytest
 from invented import make_record
-from planted import check
+from planted import check, reference
 
 from repro.adaptive import ScalingModel
 from repro.experiments import load_paper
@@ -204,3 +204,18 @@ class TestTables:
         assert [row["nodes modelled"] for row in rows] == [64, 128, 256]
         assert {row["blocked, measured (%)"] for row in rows} == {"20"}
         assert [row["blocked, model (%)"] for row in rows] == ["0", "0", "43"]
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("figure7", ["ResNet"]),
+        ("figure8", ["ResNet"]),
+        ("figure11", ["EDSR"]),
+        ("breakdown", ["STAND-IN", "SYNTHETIC"]),
+    ],
+)
+def test_a_caption_names_the_stand_ins_of_its_own_task(name, others):
+    caption = load_paper("adaptive").artefacts[name].caption(reference(f"adaptive/{name}"))
+    assert "SIMULATED" in caption and not any(other in caption for other in others)
+    assert ("for ResNet-20" in caption) == (name == "figure11")

@@ -317,3 +317,9 @@ def test_the_farthest_is_widened_for_the_choice():
     off = mean_of([1.2, 1.201, 1.202], log=True)
     labels = [case.label for case in farthest(off=off, wide=mean_of([0.6, 1.0, 1.7], log=True))]
     assert labels == ["farthest of 2: wide", "surest of 2: off"]
+
+
+def test_every_worker_has_its_tick():
+    drawn = load_paper("dualbatch").artefacts["figure2"].draw(reference("dualbatch/figure2"))
+    for axis in drawn.axes:
+        assert [*axis.get_yticks()] == [*range(REPORTED["workers"])]

@@ -96,6 +96,15 @@ class TestTables4And5:
             assert holds(artefact, results(artefact, make)) == sound | broken
 
     @both
+    def test_a_row_names_the_network_that_ran(self, artefact):
+        for profile, own in (("quick", ["ResNet-8 (for ResNet-50)", "U-Net of width 4"]),
+                             ("paper", ["ResNet-50", "U-Net"])):  # fmt: skip
+            found = results(artefact, by_size(lambda doublings: 0.0), profile)
+            model = PAPER.artefacts[artefact].table(found)["model"][0]
+            assert model.startswith(own[artefact == "table5"]), profile
+            assert (" (for " in model) == (profile == "quick")
+
+    @both
     def test_the_best_size_beyond_the_initial_one(self, artefact):
         found = results(artefact, by_size(lambda doublings: 5 - doublings))
         cases = claimed(f"{artefact}/optimum_beyond", found)
@@ -133,7 +142,7 @@ class TestTables4And5:
         assert {(c.trials, c.n) for c in claimed(steps, found).values()} == {("processes", 5)}
         # Trainings are side by side: their times do not count.
         assert set(means_of(claimed(epochs, found)).values()) == {1.5}
-        (shown,) = {row["ours, time over undivided"] for row in rows_of(artefact, found)} - {None}
+        (shown,) = {row["ours, time (ratio)"] for row in rows_of(artefact, found)} - {None}
         assert shown.startswith("×1.500")
         only_trained = results(artefact, lambda run, seed: make(run, seed), LONG)
         assert verdict(f"mbs/{epochs}", only_trained).word == "not run"
@@ -145,7 +154,7 @@ class TestTables4And5:
         found = results("table4", of_trainings(make))
         told = verdict("mbs/table4/epoch_time", found)
         assert told.word == "not run" and "do not compare" in told.evidence
-        assert {row["ours, time over undivided"] for row in rows_of("table4", found)} == {None}
+        assert {row["ours, time (ratio)"] for row in rows_of("table4", found)} == {None}
 
 
 class TestSameness:
@@ -250,6 +259,19 @@ def test_the_share_of_copies_behind_computations():
     assert holds("figure2", found(CARD, 1)) == {"one_update": "NO"}
 
 
+def test_a_mini_batch_is_drawn_from_its_start_and_no_short_copy_hides_behind_an_edge():
+    spans = [["copy", 0, 0.0, 1e-5], ["compute", 0, 1e-5, 1.0]]
+    metrics = {"spans": spans, "update": [1.0, 1.1], "copied": "host to device"}
+    found = results("figure2", lambda run, seed: {"metrics": metrics, "device": CARD})
+    axis = PAPER.artefacts["figure2"].draw(found).axes[0]
+    drawn = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axis.patches]
+    ms = [(1e3 * start, 1e3 * end) for *_, start, end in (*spans, metrics["update"])]
+    assert sum(drawn, ()) == pytest.approx(sum(ms, ())) and axis.get_xlim()[0] == 0
+    copy, compute, _ = axis.patches
+    assert copy.get_edgecolor() == copy.get_facecolor() != compute.get_facecolor()
+    assert compute.get_edgecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
 @pytest.mark.parametrize(("profile", "trials"), [("quick", "rounds"), (LONG, "processes")])
 def test_epochs_from_files_grow_by_way_of_reading(profile, trials):
     longer = {"memory": 1.0, "ahead": 1.5, "asked": 1.1}
@@ -267,3 +289,9 @@ def test_epochs_from_files_grow_by_way_of_reading(profile, trials):
     grown = {way: growth(found, way) for way in longer}
     assert means_of(grown) == longer and {case.trials for case in grown.values()} == {trials}
     assert len(claimed("files/time_grows", found)) == 2
+    table = PAPER.artefacts["files"].table
+    assert len(table(found)) == 3
+    none = table(results("files", lambda run, seed: None, profile))
+    assert [*none["n"]] == [0] * 3
+    for papers in ("images", "paper, larger / smaller"):
+        assert [*none[papers]] == [*table(found)[papers]]

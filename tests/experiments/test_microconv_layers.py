@@ -5,7 +5,9 @@ import itertools
 import made_microconv as made
 import pytest
 from made_microconv import alexnet, candidates, conv2, entry, judge, table
+from planted import reference
 
+from repro.experiments import load_paper
 from repro.experiments.microconv import widget
 
 NONE = {"gain": 0.5}  # its fast algorithm is slower: no workspace wanted
@@ -139,3 +141,24 @@ class TestWidget:
         assert "; no undivided algorithm fits" in widget.describe(kernel, 4.5)
         told = "1.00 MiB: nothing fits; the smallest division needs 2.00 MiB"
         assert widget.describe(kernel, 1) == told
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_figure13_has_the_papers_devices_beside_ours(ran):
+    times = {d: {str(n): s * n for n in range(4, 33, 4)} for d, s in (("fast", 1), ("slow", 2))}
+    metrics = {"metrics": {"times": times, "devices": {}}} if ran else None
+    rows = table("figure13", lambda run: metrics).set_index("devices")
+    assert rows["paper"]["2 fast + slow"] == "×2.12"
+    assert rows["paper"]["all of the paper's"] == "×2.20"
+    assert rows["paper, even"]["fast + slow"] == "×1.37"
+    assert ("batch sizes" in rows) == ran
+
+
+def test_figure1_has_one_colour_for_a_limit_in_both_panels():
+    found = reference("microconv/figure1")
+    axes = load_paper("microconv").artefacts["figure1"].draw(found).axes
+    workspace, time = (
+        {bars.get_label().partition(":")[0]: bars[0].get_facecolor() for bars in axis.containers}
+        for axis in axes
+    )
+    assert len(time) == 3 and time.items() <= workspace.items()

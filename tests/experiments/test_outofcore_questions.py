@@ -125,3 +125,28 @@ class TestChecks:
         row = made.check_row("outofcore/figure3", 0, results("figure3", world))
         assert row["holds"] == holds
         assert holds != "NO" or "schedule at 59: 30.0 MiB of 29.0 MiB" in row["evidence"]
+
+
+class TestPlaces:
+    @pytest.mark.parametrize(
+        ("profile", "place"), [("paper", "measured, NVIDIA X"), ("quick", "measured here")]
+    )
+    def test_tables_and_titles_name_the_device_that_measured(self, profile, place):
+        for name in ("table1", "figure3", "figure4", "precision"):
+            found, artefact = results(name, World(profile)), PAPER.artefacts[name]
+            table = artefact.table(found)
+            own = [where for where in table["where"] if where.startswith("measured")]
+            assert all(where.startswith(place) for where in own) and own, name
+            if artefact.draw:
+                titles = [axis.get_title() for axis in artefact.draw(found).axes]
+                assert any(place.removesuffix(" here") in title for title in titles)
+
+    def test_what_was_measured_stands_before_what_was_simulated(self):
+        wheres = [*PAPER.artefacts["table1"].table(results("table1", World()))["where"]]
+        kinds = [where.split(",")[0].split()[0] for where in wheres]
+        assert [*dict.fromkeys(kinds)] == ["paper", "measured", "simulated"]
+
+    def test_only_schedules_have_a_budget(self):
+        for name in ("figure3", "figure5"):
+            table = PAPER.artefacts[name].table(results(name, World("paper")))
+            assert "in core: budget" not in table and "schedule: budget" in table

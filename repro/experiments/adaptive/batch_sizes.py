@@ -55,6 +55,7 @@ def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
     for task in tasks:
         own = PAPER[task]
         paper = {own[name]["batch"]: read.printed(own[name]) for name in ("best", "linear")}
+        peaks = (own["theta"]["batch"], *own.get("peak_of", ()))
         for size, records in read.by_size(results, task).items():
             metric = read.final(results, records, runs.METRIC[task])
             yield {
@@ -63,6 +64,7 @@ def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "B": read.batch_of(records),
                 "accuracy or PSNR, paper": paper.get(size),
                 "accuracy or PSNR": Summary.of(metric).text(),
+                "θ peaks in epoch, paper": read.span(own["peak"]) if size in peaks else None,
                 "θ peaks in epoch": read.span(first_peaks(results, records)),
                 "n": len(records),
             }

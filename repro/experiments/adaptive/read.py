@@ -108,10 +108,14 @@ def title(records: Sequence[Record], task: str) -> str:
     return view.panel(ROLES[task], network(records[0].config), data)
 
 
-def warnings(results: Results) -> Iterable[str]:
-    """Yield the warnings of a caption: stand-ins, generated data, trainings that diverged."""
+def warnings(results: Results, task: str | None = None) -> Iterable[str]:
+    """Yield the warnings of a caption: stand-ins, generated data, trainings that diverged.
+
+    Of steps that were measured, those of one task, or of all.
+    """
     trainings = [(r.config, r.dataset) for r in results.records if r.dataset]
-    measured = [job for r in results.ok("parallel") for job in r.config["jobs"].values()]
+    jobs = [job for record in results.ok("parallel") for job in record.config["jobs"].items()]
+    measured = [config for of, config in jobs if task in (None, of)]
     configs = [*(config for config, _ in trainings), *measured]
     data = [(of["name"], DATA[config["task"]]) for config, of in trainings]
     networks = [(network(config), ROLES[config["task"]]) for config in configs]

@@ -129,6 +129,7 @@ def _artefact(name: str, task: str) -> Artefact:
         plan=runs.parallel,
         rows=partial(table, task=task),
         draw=partial(figure, task=task),
+        facts=partial(read.warnings, task=task),
         claims={"speedup": partial(speedup, task=task)},
     )
 
@@ -253,4 +254,4 @@ def nodes_table(results: Results) -> Iterator[dict[str, Any]]:
         yield {"nodes": nodes, **{f"{part} (%)": f"{100 * s:.2f}" for part, s in shares.items()}}
 
 
-BREAKDOWN = read.artefact("breakdown", plan=runs.parallel, rows=nodes_table)
+BREAKDOWN = read.artefact("breakdown", plan=runs.parallel, rows=nodes_table, facts=lambda _: ())

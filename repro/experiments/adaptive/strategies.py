@@ -46,24 +46,28 @@ def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict
             read.trained(results, task, strategy),
             read.diverged(results, task, strategy),
         )
-        if not (records or lost):
+        if not (records or lost or strategy in runs.STRATEGIES):
             continue
         stages = runs.consecutive(records[0].metrics["batch_size"]) if records else []
         metric = read.final(results, records, runs.METRIC[task])
         paper, gap = reported_of(task, strategy), None
         with suppress(NotRun):
             gap = None if strategy == other else compared(results, task, strategy, other)
-        yield {
+        row = {
             "strategy": name_of(strategy),
-            "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages),
-            "K": read.span([k for record in records if (k := record.metrics["interval"][-1])]),
-            "updates": read.span(read.updates_of(records)),
-            "epochs, paper": paper.get("epochs"),
-            "epochs": read.span([record.metrics["completed"] for record in records]),
             f"{read.HEADING[task]}, paper": read.printed(paper),
             read.HEADING[task]: Summary.of(metric).text(),
             f"over {other.partition('_')[0]}": str(gap) if isinstance(gap, Estimate) else None,
             "n": f"{len(records)}, {lost} diverged" if lost else len(records),
+        }
+        if task != CIFAR:  # a rule ends the trainings
+            made = read.span([record.metrics["completed"] for record in records])
+            unmet = " (rule not met)" * (not all(r.metrics["stopped"] for r in records))
+            row |= {"epochs, paper": paper.get("epochs"), "epochs": made and made + unmet}
+        yield row | {
+            "updates": read.span(read.updates_of(records)),
+            "K": read.span([k for record in records if (k := record.metrics["interval"][-1])]),
+            "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages),
         }
 
 
@@ -98,7 +102,11 @@ def curves(
     trained = {name_of(name): read.trained(results, task, name) for name in strategies}
     shown = {name: records for name, records in trained.items() if records}
     panels = [(task, name, label, shown) for name, label in quantities.items()]
-    drawn, axes = draw.by_epoch(panels, draw.looks(trained), more)
+    looks = draw.looks(NAMES.values())
+    for name in strategies:  # a strategy has its look in all figures, whatever the optimizer
+        own, _, by = name.partition("_")
+        looks[name_of(name)] = looks[NAMES[own]] | {"ls": {"": "-", "LARS": "--"}.get(by, ":")}
+    drawn, axes = draw.by_epoch(panels, looks, more)
     if "theta" in quantities:
         axes[0].set_yscale("log")
         log_ticks(axes[0].yaxis, (1, 2, 5), "{:,g}")
@@ -108,7 +116,7 @@ def curves(
 
 
 def figure(results: Results, task: str) -> Any:
-    """Draw trainings by epoch, and final metrics by updates, the paper's by its own schedules."""
+    """Draw trainings by epoch, and final metrics by updates, the paper's on axes of their own."""
     from repro.adaptive import updates
     from repro.experiments.adaptive import draw
     from repro.plots import HOLLOW, legend_below, log_ticks
@@ -116,25 +124,26 @@ def figure(results: Results, task: str) -> Any:
     name = runs.METRIC[task]
     quantities = {"train_cost": "training loss"} if task == CIFAR else {}
     quantities |= {name: f"validation {read.HEADING[task]}"}
-    drawn = curves(results, task, NAMES, quantities, more=1)
-    axis = drawn.axes[-1]
+    drawn = curves(results, task, NAMES, quantities, more=2)
+    papers, ours = drawn.axes[-2:]
     looks = draw.looks(NAMES.values())
     for strategy, label in NAMES.items():
         look = looks[label]
         if strategy not in PROPOSED[1:] and (value := reported_of(task, strategy).get("value")):
             count = updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
-            draw.point(axis, count, value, look)
+            draw.point(papers, count, value, look)
         records = read.trained(results, task, strategy)
         if records and not read.diverged(results, task, strategy):
             end = judge.mean_of(read.final(results, records, name), trials="seeds")
             made = float(np.mean(read.updates_of(records)))
-            draw.point(axis, made, end.mean, look, end.interval())
-    axis.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
-    axis.set_xscale("log")
-    log_ticks(axis.xaxis, (1, 3), "{:,g}")
-    title = f"{drawn.axes[0].get_title()}\npaper: {read.ROLES[task]}, {read.DATA[task]}"
-    axis.set_title(title, fontsize=9)
-    axis.set(xlabel="updates in the whole training", ylabel=f"final {read.HEADING[task]}")
+            draw.point(ours, made, end.mean, look, end.interval())
+    papers.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
+    papers.set_title(f"paper: {read.ROLES[task]}, {read.DATA[task]}", fontsize=9)
+    ours.set_title(drawn.axes[0].get_title(), fontsize=9)
+    for axis in (papers, ours):
+        axis.set_xscale("log")
+        log_ticks(axis.xaxis, (1, 3), "{:,g}")
+        axis.set(xlabel="updates in the whole training", ylabel=f"final {read.HEADING[task]}")
     legend_below(drawn, 4)
     return drawn
 

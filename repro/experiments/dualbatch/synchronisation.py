@@ -99,6 +99,7 @@ def figure2(results: Results) -> Any:
         records = _of(results, sync, rule)
         axis.set_title(f"{_name(sync)}: workers SIMULATED; {cells.whose(records)}", fontsize=8)
         axis.set(xlabel="virtual time (s)", ylabel="worker", ylim=(runs.WORKERS - 0.4, -0.6))
+        axis.set_yticks(range(runs.WORKERS))
         for record in records[:1]:
             # A share begins when the version that its worker pulled was made.
             worker, pulled, pushed = (record.metrics[n] for n in ("worker", "pulled", "commit_s"))

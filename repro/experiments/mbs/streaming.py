@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from repro.experiments.judge import Cases, Estimate, NotRun, mean_of, paired_ratio
@@ -41,11 +42,30 @@ def stages(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def figure2(results: Results) -> Any:
-    """A measured timeline."""
+    """Draw one mini-batch over time: copies, computations, and the update at its end."""
     from repro import plots
 
-    metrics, ran = _timeline(results), whose("ResNet-50", results.ok("timeline"))
-    return plots.timeline(metrics["spans"], metrics["update"], metrics["copied"], ran)
+    metrics = _timeline(results)
+    figure, axes = plots.new_axes(1, 1, 10, 2.7)
+    axis, bars = axes[0, 0], [*metrics["spans"], ("update", -1, *metrics["update"])]
+    total_ms = 1e3 * max(end for *_, end in bars)
+    lanes = {"update": (0, "#3a9d6e"), "compute": (1, "#1f6fb4"), "copy": (2, "#f2a541")}
+    for kind, number, start, end in bars:
+        left, width, (lane, color) = 1e3 * start, 1e3 * (end - start), lanes[kind]
+        wide = width > 0.02 * total_ms  # a white edge would hide a narrower one
+        edge = "white" if wide else color
+        axis.barh(lane, width, 0.62, left, color=color, edgecolor=edge, lw=0.8)
+        if number >= 0 and wide:
+            ink = "white" if kind == "compute" else "black"
+            place = {"ha": "center", "va": "center", "fontsize": 9}
+            axis.text(left + width / 2, lane, f"μ{number + 1}", color=ink, **place)
+    axis.set_yticks(
+        range(3), ["optimizer step", "forward + backward,\naccumulate", metrics["copied"]]
+    )
+    axis.grid(axis="y", visible=False)
+    axis.set_title(whose("ResNet-50", results.ok("timeline")), fontsize=10)
+    axis.set(xlabel="time from the start of the mini-batch (ms)", xlim=(0, 1.01 * total_ms))
+    return figure
 
 
 def one_update(results: Results) -> tuple[bool, str]:
@@ -96,13 +116,14 @@ def growth(results: Results, reading: str) -> Estimate:
 def table(results: Results) -> Iterator[dict[str, Any]]:
     """The times of both mini-batches by how images are read, and their growth."""
     paper = {row["mini_batch"]: row["time_with"][0] for row in paper_rows(FILES_ROLE)}
-    for reading, said in READINGS.items() if results.ok("file_epochs") else ():
-        seconds = _epochs_s(results, reading)
-        small, large = seconds
+    for (run, _), (reading, said) in product(results.expected[:1], READINGS.items()):
+        small, large = sorted({mini for mini, _, _ in run.config["ways"].values()})
+        seconds = _epochs_s(results, reading) if results.ok("file_epochs") else {}
+        took = {n: Summary.of(seconds.get(n, ())) for n in (small, large)}
         yield {
             "images": said,
-            "n": len(seconds[small]),
-            **{f"B = {n} (s/epoch)": Summary.of(own).text() for n, own in seconds.items()},
+            "n": len(seconds.get(small, ())),
+            **{f"B = {n} (s/epoch)": summary.text() for n, summary in took.items()},
             "larger / smaller": told(partial(growth, results, reading)),
             "paper, larger / smaller": f"×{paper[large] / paper[small]:.3f}",
         }
@@ -115,7 +136,8 @@ def _files(results: Results) -> Iterable[str]:
         where = "perhaps from the page cache"
         if uncached is not None:
             where = f"{100 * uncached:.0f} % not in the page cache"
-        each = f"{record.metrics['file_bytes'] / count / 1000:.0f} kB"
+        pixels = record.config["dataset"]["image_size"]
+        each = f"{pixels} px, {record.metrics['file_bytes'] / count / 1000:.0f} kB"
         yield f"{count:,} JPEG files of our own, {each} each, {where}."
     yield from marks(results)
 

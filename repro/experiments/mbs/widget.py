@@ -61,19 +61,31 @@ def draw_plan(record: Record, percent: int, mini_batch: int) -> tuple[str, Figur
     whole_mib = (record.metrics["limit_bytes"] or record.device["memory_bytes"]) / MIB
     limit_mib = percent / 100 * whole_mib
     plan = plan_streaming(record, limit_mib, SIZES)
-    named = {"without MBS": "undivided", "with MBS": "streamed"}
-    memory, times = (
-        {name: list(plan[f"{way}_{unit}"]) for name, way in named.items()} for unit in ("mib", "ms")
-    )
-    undivided = memory["without MBS"]
-    unlimited = plan_streaming(record, 2 * undivided[-1], SIZES)["undivided_ms"]
-    least = 0.8 * min(undivided[0], whole_mib / 10)  # the smallest limit
-    extent = (least, 1.3 * undivided[-1]), (0.8 * unlimited.iloc[-1], 1.3 * unlimited.iloc[0])
+    smallest, *_, largest = plan["undivided_mib"]
+    unlimited = plan_streaming(record, 2 * largest, SIZES)["undivided_ms"]
+    least = 0.8 * min(smallest, whole_mib / 10)  # the smallest limit
+    extent = (least, 1.3 * largest), (0.8 * unlimited.iloc[-1], 1.3 * unlimited.iloc[0])
     number, size = plan.loc[mini_batch, ["number", "size"]].astype(int)
     said = f"in {number} micro-batches of at most {size}" if number else "not one sample fits"
     title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {said}"
-    figure = plots.streaming_plan(
-        SIZES, memory, times, limit_mib, mini_batch, plots.styles(named), extent, title
-    )
+    ways = {"without MBS": ("undivided", "-"), "with MBS": ("streamed", "--")}
+    looks, chosen = plots.styles(ways), {"lw": 2, "ms": 9, "markevery": [SIZES.index(mini_batch)]}
+    figure, axes = plots.new_axes(1, 2, 10, 3.7)
+    quantities = {"mib": "peak memory (MiB)", "ms": "time per sample (ms)"}
+    for axis, (unit, quantity), ends in zip(axes[0], quantities.items(), extent, strict=True):
+        axis.set_xscale("log", base=2)
+        axis.set(yscale="log", ylim=ends, xlabel="mini-batch size", ylabel=quantity)
+        plots.log_ticks(axis.yaxis, (1, 2, 5), "{:,g}")
+        axis.axvline(mini_batch, color="#8d99ae", lw=1.2, ls=":", label="the mini-batch chosen")
+        for name, (way, line) in ways.items():
+            drawn = list(plan[f"{way}_{unit}"])
+            axis.plot(SIZES, drawn, line, label=name, **chosen, **looks[name])
+        axis.set_xticks(SIZES, [f"{size:g}" for size in SIZES], fontsize=8)
+        axis.minorticks_off()
+    memory = axes[0, 0]
+    memory.axhline(limit_mib, color="#b3261e", lw=1.5, label="memory limit (SIMULATED)")
+    memory.axhspan(limit_mib, extent[0][1], color="#f3dccf", lw=0, zorder=0, label="does not fit")
+    figure.suptitle(title, fontsize=10)
+    plots.legend_below(figure, 5, list(ways))
     plots.sign(figure, f"Modelled from measurements on {device_name(record)}; SIMULATED limit.")
     return f"limit {limit_mib:,.0f} MiB: {title}", figure

@@ -66,16 +66,19 @@ def figure1(results: Results) -> "Figure":
     frame = _layers(results)
     for axis, times, unit in zip(axes[0], (False, True), ("MiB", "ms"), strict=True):
         shown = frame.loc[:, frame.columns.str.endswith(": ms") == times]
-        _draw_bars(axis, shown, kind="bar", rot=0, ylabel=unit)
+        first = 2 * times  # data and filters have the first two colours, a limit the same in both
+        _draw_bars(axis, shown, first, kind="bar", rot=0, xlabel="", ylabel=unit)
     return figure
 
 
-def _draw_bars(axis: "Axes", frame: pd.DataFrame, kind: str, **options: Any) -> None:
+def _draw_bars(
+    axis: "Axes", frame: pd.DataFrame, first: int = 0, *, kind: str, **options: Any
+) -> None:
     """Draw the rows of a frame as groups of bars, a colour a column; nothing of an empty frame."""
     from repro import plots
 
     if frame.size:
-        colours = plots.PALETTE[: frame.shape[1]]
+        colours = plots.PALETTE[first : first + frame.shape[1]]
         frame.astype(float).plot(
             ax=axis, kind=kind, width=0.8, edgecolor="white", color=colours, **options
         )
@@ -234,6 +237,8 @@ def conv2_rows(results: Results) -> list[dict[str, Any]]:
             found = ran.get(cell, {})
             paper = PAPER["figure10"]["speedup_all"] if cell == (64, widest) else None
             row = {"limit": f"{cell[0]} MiB", "policy": cell[1], "paper": paper}
+            papers = PAPER["figure10"]["workspace"] if cell[0] == 64 else {}
+            row["workspace, paper"] = papers.get(cell[1])
             row["division"] = str(Division(0.0, 0, found["parts"])) if found else "does not fit"
             row["workspace (MiB)"] = mib(found.get("workspace_bytes"))
             row["time (ms)"] = ms(found.get("time_s"))

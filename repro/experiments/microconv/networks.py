@@ -89,8 +89,11 @@ def table(
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     """Draw speed-ups over undivided and over torch's own by network and limit."""
-    axis, title = "speed-up of the convolutions; the paper's on P100", panel("convolutions")
-    return measured.draw(rows, ["network", "limit"], "policy", axis, title)
+    networks = {row["network"] for row in rows}
+    title = ["convolutions", *(networks if len(networks) == 1 else ())]
+    heading = ["limit"] if len(title) > 1 else ["network", "limit"]
+    axis = "speed-up of the convolutions; the paper's on P100"
+    return measured.draw(rows, heading, "policy", axis, panel(", ".join(title)))
 
 
 def _widest(results: Results) -> str:

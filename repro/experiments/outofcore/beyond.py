@@ -46,13 +46,13 @@ def images_per_s(at: Trained, mode: str, batch: int) -> str | None:
 
 
 def table(results: Results) -> Iterator[dict[str, Any]]:
-    """Images/s by the paper's batch sizes: the paper's, simulated, measured here."""
+    """Images/s by the paper's batch sizes: the paper's, measured here, simulated."""
     heads = {b: f"{b} ({b / runs.IN_CORE_BATCH:.2g}×)" for b in runs.TABLE["batches"]}
     for mode, (where, method) in _PAPERS_ROWS.items():
         paper = {heads[b]: f"{runs.published(mode).get(b, 'x')}" for b in heads}
         yield {"where": where, "method": method, **paper}
-    for at in (Trained(results, where) for where in PLACES):
-        place = PLACES[at.where] + f", {at.ran}" * (at.ran != RESNET)
+    for at in (Trained(results, where) for where in reversed(PLACES)):
+        place = at.place + f", {at.ran}" * (at.ran != RESNET)
         for mode in METHODS[at.where]:
             if at.points(mode):
                 rates = {heads[b]: images_per_s(at, mode, b) for b in heads}
@@ -172,11 +172,10 @@ def networks_table(results: Results) -> Iterator[dict[str, Any]]:
         return {"network": network, "where": where, "batch": batch, **by_mode}
 
     for role in runs.OTHERS:
-        for where, place in PLACES.items():
-            at = Trained(results, where, role)
+        for at in (Trained(results, where, role) for where in PLACES):
             for batch in at.batches:
                 rates = [points.throughput(at.points(mode), batch) for mode in MODES]
-                yield row(at.ran, place, batch, rates)
+                yield row(at.ran, at.place, batch, rates)
         core, alone = f"N = {SECTION['in_core'][role]}", f"{SECTION['schedule'][role]:g}× that"
         yield row(role, "paper, V100", "largest", (core, alone, f"{LEAST:g} to {MOST:g}× that"))
         for record in results.ok("reach", role=role):

@@ -167,7 +167,7 @@ def tuned(given: Fitting, limit_bytes: int, costs: Costs, windows: bool = True) 
     if budget < trace.peak_bytes:
         for part in _PACKED_PARTS[windows]:
             smaller = min(limit_bytes, low + int(part * (budget - low)))
-            plans += packed_plans(trace, smaller, costs.times, costs.rate, margins=(0.0,))
+            plans += packed_plans(trace, smaller, costs.times, costs.rate, 0.0, 0.0)
         plans += [plan_swaps(trace, budget, int(k * budget)) for k in _WINDOWS if windows]
     return costs.fastest(plans, [given.make], _SERVED) or given
 

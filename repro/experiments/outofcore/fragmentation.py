@@ -14,17 +14,18 @@ from repro.experiments.query import Results
 
 def table(results: Results, roles: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Budgets that schedules could be given, and the memory that allocators took, by batch size."""
-    for role, (where, place) in product(roles, PLACES.items()):
-        at = Trained(results, where, role)
+    for at in (Trained(results, where, role) for role, where in product(roles, PLACES)):
         for batch in at.batches:
-            row = {"network": at.ran, "where": place, "batch": batch, "limit": runs.gib(at.limit)}
+            row = {"network": at.ran, "where": at.place, "batch": batch}
+            row["limit"] = runs.gib(at.limit)
             for mode in runs.MODES:
                 tried = at.points(mode)
                 taken, given = f"{runs.LABELS[mode]}: taken", f"{runs.LABELS[mode]}: budget"
                 row[taken] = "x" if batch in tried else None
                 if point := tried.get(batch):
                     row[taken] = runs.gib(point.bytes("taken"))
-                    row[given] = runs.gib(point.bytes("budget"))
+                    if budget := point.bytes("budget"):  # none in core
+                        row[given] = runs.gib(budget)
             yield row
 
 

@@ -60,6 +60,13 @@ def ran(records: Iterable[Record], role: str) -> str:
     return f"{other} (for {role})" if other else role
 
 
+def place(where: str, records: Iterable[Record]) -> str:
+    """Where records come from: ``simulated, V100``, ``measured here``, or by which accelerator."""
+    names = {" ".join(r.device["name"].split()[:2]) for r in records if r.device["type"] != "cpu"}
+    measured = where != SIMULATED and names
+    return f"measured, {' and '.join(sorted(names))}" if measured else PLACES[where]
+
+
 class Trained:
     """The speed and memory of one network (by the paper's name) at one place of `PLACES`."""
 
@@ -67,7 +74,7 @@ class Trained:
         self.where, self.role, self._results = where, role, results
         self.simulated = where == SIMULATED
         self.records = by_batch(results.select(where, role=role))
-        self.ran = ran(self.records, role)
+        self.ran, self.place = ran(self.records, role), place(where, self.records)
         self.batches = sorted({record.config["batch"] for record in self.records})
         kinds = {record.device["type"] for record in self.records}
         self.on_cpu = not self.simulated and "cpu" in kinds
@@ -122,9 +129,9 @@ class Trained:
 
     @property
     def title(self) -> str:
-        """Of a panel: the network that ran, and whether it was simulated."""
+        """Of a panel: the network that ran, and whether it was simulated or on which device."""
         name = runs.network_name(self.records[0].config) if self.records else ""
-        return view.panel(self.role, name, PLACES[self.where].removesuffix(" here"))
+        return view.panel(self.role, name, self.place.removesuffix(" here"))
 
     def at(self, batch: int, mode: str) -> tuple[int, Point | None]:
         """The point at a batch size of the paper, and that size here, on a CPU in proportion."""
@@ -295,8 +302,9 @@ def draw(
             axis.axhline(panel.limit, color="#1c2230", ls=(0, (6, 3)), lw=1, label="memory limit")
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
-        axis.set_ylim(0, top)
+        axis.set_ylim(0, top or 1.05 * axis.get_ylim()[1])
         if not any(line.heights for line in panel.lines):
+            axis.set(xticks=[], yticks=[])
             axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", color="#48536a")
     plots.legend_below(figure, 4)
     return figure

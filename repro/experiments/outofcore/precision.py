@@ -7,7 +7,7 @@ from typing import Any
 
 from repro.experiments.judge import Cases, NotRun, deterministic, ratio
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.points import PLACES, artefact, by_batch, point_of, ran
+from repro.experiments.outofcore.points import artefact, by_batch, place, point_of, ran
 from repro.experiments.outofcore.runs import MEASURED, SIMULATED
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
@@ -35,8 +35,8 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
     def row(record: Record, cells: Mapping[str, str], where: str = SIMULATED) -> dict[str, Any]:
         batch = record.config.get("batch", "largest")
         methods = {runs.LABELS[method]: cells.get(method) for method in METHODS}
-        told = {"where": PLACES[where], "precision": record.config["precision"], "batch": batch}
-        return told | methods
+        whose = {"where": place(where, [record]), "precision": record.config["precision"]}
+        return whose | {"batch": batch} | methods
 
     for record in [*results.ok("reach"), *results.ok(runs.HALF_REACH)]:
         yield row(record, {method: f"N = {record.metrics[method]}" for method in METHODS})
@@ -48,7 +48,8 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
         whole, others = _measured(results)
         for record in (whole, *others.values()):
             point = point_of(record)
-            told = f"{point.images_per_s:,.0f}, {runs.gib(point.row['bytes_moved'])} moved"
+            kept = f" ({point.relative:.0%} of in core)" if point.relative else ""
+            told = f"{point.images_per_s:,.0f}{kept}, {runs.gib(point.row['bytes_moved'])} moved"
             yield row(record, {runs.CHUNKS: told}, MEASURED)
 
 
