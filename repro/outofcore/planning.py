@@ -77,6 +77,7 @@ def packed_plans(
 ) -> Iterator[SwapPlan]:
     """Yield the plans from which `plan_packed` takes the fastest."""
     check_budget(trace, budget_bytes)
+    margins = tuple(margins)
     if not margins or not all(0 <= margin < 1 for margin in margins):
         raise ValueError(f"margins is {margins!r}: give shares of the budget, 0 or more, below 1")
     if trace.peak_bytes - trace.held_bytes <= budget_bytes:
@@ -312,6 +313,8 @@ class Planner:
             case "on_demand":
                 return on_demand(trace, budget)
         plan = self.schedule(*given[:4])
+        if not isinstance(plan, SwapPlan):
+            raise PlanError(f"the schedule returned {plan!r:.200}: return a SwapPlan")
         if plan.trace != trace or plan.budget_bytes > budget:
             raise PlanError(
                 f"the schedule planned another trace, or for {plan.budget_bytes} bytes: plan the "
