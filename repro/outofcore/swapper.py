@@ -451,8 +451,8 @@ def record(
     """
     if not callable(step):
         raise ValueError(f"step is {step!r:.200}: give a function that runs one iteration")
-    if warmup < 0:
-        raise ValueError(f"warmup is {warmup}: give 0 or more iterations")
+    if not is_whole(warmup, 0):
+        raise ValueError(f"warmup is {warmup!r}: give whole iterations, 0 or more")
     meta = str(device).partition(":")[0] == "meta"
     budget = UNLIMITED if in_parts else UNLIMITED - 1
     block = OutOfCore(budget, device="cpu" if meta else device, model=model, optimizer=optimizer)

@@ -387,6 +387,7 @@ class TestRecord:
         step = self.step()
         for given, message in (
             ((step, {"warmup": -1}), "warmup is -1"),
+            ((step, {"warmup": 1.5}), "give whole iterations"),
             ((step, {"device": "foo"}), "choose cpu or an accelerator"),
             ((step, {"device": "meta"}), r"ran in the step on the device meta.*FakeTensorMode"),
             ((lambda: None, {}), "no operation ran"),
