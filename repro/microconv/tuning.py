@@ -99,7 +99,7 @@ def tune(
         raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
     if not min_gain < 1:
         raise ValueError(f"min_gain is {min_gain!r}; give a share of time below 1")
-    bench = Bench(algorithms, _open_cache(cache), max_error, _of_one_kind(devices or ()))
+    bench = Bench(algorithms, _open_cache(cache), max_error, _of_one_kind(devices))
     training = model.training if training is None else training
     report = TuningReport(mode, policy, workspace_limit, strict)
     calls, report.skipped, others = record_calls(model, sample_input, training)
@@ -118,10 +118,12 @@ def tune(
     return report
 
 
-def _of_one_kind(devices: Sequence[torch.device | str]) -> list[str]:
+def _of_one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
     """Names of the devices that measure at once, whose times have to compare."""
-    names = list(dict.fromkeys(map(str, devices)))
-    if isinstance(devices, str) or not all(map(accelerator.is_accelerator, names)):
+    if devices is None:
+        return []
+    names = list(dict.fromkeys(map(str, devices))) if isinstance(devices, list | tuple) else []
+    if not names or not all(map(accelerator.is_accelerator, names)):
         raise ValueError(
             f"devices is {devices!r}; give a list of accelerators such as ['cuda:0', 'cuda:1'], or "
             "None: what a CPU measures at once shares its cores"
@@ -152,6 +154,8 @@ def _open_cache(cache: BenchmarkCache | str | os.PathLike[str] | None) -> Benchm
         return cache
     if cache is None:
         return _MEMORY
+    if not isinstance(cache, str | os.PathLike):
+        raise ValueError(f'cache is {cache!r}; give a file, a BenchmarkCache, "default" or None')
     if cache != "default":
         return BenchmarkCache(cache)
     try:

@@ -1,5 +1,6 @@
 """Interception, timing, size prediction and division of a block's operations."""
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -120,7 +121,7 @@ def say_once(key: str, text: str) -> None:
 
 
 def _serialiser() -> str:
-    """The serialiser that asks for an address, which reads there at once; empty for none."""
+    """Return the serialiser that asks for an address, and reads there at once; else ""."""
     frame: FrameType | None = sys._getframe(2)
     for depth in range(4):
         if frame is None:
@@ -128,7 +129,8 @@ def _serialiser() -> str:
         if depth == 0 and frame.f_globals.get("__name__", "").startswith("safetensors"):
             return "safetensors"
         if frame.f_code.co_name == "_reduce_ex_internal":
-            return "pickle"
+            by = frame.f_back and frame.f_back.f_back
+            return "" if by and by.f_code is copy.copy.__code__ else "pickle"
         frame = frame.f_back
     return ""
 

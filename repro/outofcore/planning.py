@@ -61,6 +61,7 @@ def plan_packed(
         BudgetTooSmall: One function alone needs more than the budget.
         ValueError: `margins` is empty, or has a number outside [0, 1).
     """
+    margins = tuple(margins)
     if not margins or not all(0 <= margin < 1 for margin in margins):
         raise ValueError(f"margins is {margins!r}: give shares of the budget, 0 or more, below 1")
     plans = packed_plans(trace, budget_bytes, compute_times, bandwidth, latency_s, *margins)
@@ -307,6 +308,8 @@ class Planner:
             case "on_demand":
                 return on_demand(trace, budget)
         plan = self.schedule(*given[:4])
+        if not isinstance(plan, SwapPlan):
+            raise PlanError(f"the schedule returned {plan!r:.200}: return a SwapPlan")
         if plan.trace != trace or plan.budget_bytes > budget:
             raise PlanError(
                 f"the schedule planned another trace, or for {plan.budget_bytes} bytes: plan the "

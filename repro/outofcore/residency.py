@@ -29,8 +29,8 @@ class Variable:
     # Class defaults save time: every result of an operation makes a variable.
     resident = True  # it takes device memory
     valid = False  # the host's copy is correct, or will be once `outgoing` is done
-    # It is never swapped out: its address is in use, its memory is not torch's own, or is shared.
-    locked = False
+    locked = False  # it is never swapped out: its address is in use, or
+    fixed = False  # its memory is not torch's own, or is shared: then both are true
     raw = False  # native code may write it by its address: no copy of it is trusted
     storage_ref: weakref.ref[torch.UntypedStorage] | None = None
     place: Place | None = None  # on the host, if it has one
@@ -87,7 +87,7 @@ class Residency:
         # Copies that serialisers read by address: `kept` until any tensor is written.
         self.kept: dict[Variable, torch.UntypedStorage] = {}
         # Copies of pickle, which asks once for each tensor: shared within one moment.
-        self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
+        self._saved: WeakValueDictionary[tuple[Variable, int], torch.UntypedStorage] = (
             WeakValueDictionary()
         )
         self._aliases_met = False
@@ -156,7 +156,7 @@ class Residency:
         if variable is not None:
             variable.storage_ref = reference
             self.used_bytes += nbytes
-            variable.locked = locked
+            variable.locked = variable.fixed = locked
         return variable
 
     def _shared(self, storage: Any) -> bool:
@@ -170,14 +170,14 @@ class Residency:
         start, counts, foreign = storage.data_ptr(), True, locked
         end = start + storage.nbytes()
         for variable in self.variables():
-            if not (locked or variable.locked) or variable.died is not None:
+            if not (locked or variable.fixed) or variable.died is not None:
                 continue
             other = variable.peek() if variable.resident else None
             if other is None or other is storage:
                 continue
             at = other.data_ptr()
             if at < end and start < at + variable.nbytes:
-                variable.locked = locked = True
+                variable.locked = variable.fixed = locked = True
                 counts = not foreign
         return counts, locked
 
@@ -315,7 +315,7 @@ class Residency:
         if storage is None:
             return
         if self._shared(storage) or not storage.resizable():
-            variable.locked = True  # it was shared unnoticed
+            variable.locked = variable.fixed = True  # it was shared unnoticed
             return
         del storage  # so that it may end
         if variable.raw:
@@ -427,7 +427,7 @@ class Residency:
         variable = self.find(tensor)
         if variable is None:
             return tensor.untyped_storage()
-        key = id(variable), self.clock
+        key = variable, self.clock
         saved = self.kept.get(variable) if keep else self._saved.get(key)
         if saved is not None:
             return saved

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from numbers import Real
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -144,8 +145,8 @@ def _checked(
     if not np.isfinite(times).all() or (times < 0).any() or not latency_s >= 0:
         raise ValueError("compute_times and latency_s must be finite seconds of 0 or more")
     rates = bandwidth if isinstance(bandwidth, tuple) else (bandwidth, bandwidth)
-    if len(rates) != 2 or not min(rates) > 0:
-        raise ValueError(f"bandwidth is {bandwidth!r}: give bytes/s above 0, or a pair of such")
+    if len(rates) != 2 or not all(isinstance(rate, Real) and rate > 0 for rate in rates):
+        raise ValueError(f"bandwidth is {bandwidth!r}: give bytes/s above 0, or a pair as a tuple")
     return times, rates
 
 

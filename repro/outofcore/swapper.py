@@ -47,7 +47,7 @@ def _all_of(kind: type[_T], given: object, name: str) -> tuple[_T, ...]:
         values = tuple(values)
         if all(isinstance(value, kind) for value in values):
             return values
-    raise ValueError(f"{name} is {given!r:.200}: give one or some of {kind.__name__}")
+    raise ValueError(f"{name} is {given!r:.200}: give one {kind.__name__} or several")
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -122,17 +122,21 @@ class OutOfCore:
         self.device = _device(device)
         on_cpu, rate, folder = self.device.type == "cpu", link_bytes_per_s, swap_folder
         is_path = isinstance(folder, str | os.PathLike) and folder != ""
-        for name, value, right in (
-            ("budget_bytes", budget_bytes, is_whole(budget_bytes, 1)),
+        for name, value, right, allowed in (
+            ("budget_bytes", budget_bytes, is_whole(budget_bytes, 1), "whole bytes above 0"),
             ("window_bytes", window_bytes,
-             window_bytes in (None, "auto") or is_whole(window_bytes, 0)),
-            ("host_bytes", host_bytes, host_bytes is None or is_whole(host_bytes, 0)),
-            ("swap_folder", folder, folder is None or (on_cpu and is_path)),
+             window_bytes in (None, "auto") or is_whole(window_bytes, 0),
+             'whole bytes, "auto" or None'),
+            ("host_bytes", host_bytes, host_bytes is None or is_whole(host_bytes, 0),
+             "whole bytes or None"),
+            ("swap_folder", folder, folder is None or (on_cpu and is_path),
+             "a folder, on a CPU, or None"),
             ("link_bytes_per_s", rate,
-             rate is None or (on_cpu and isinstance(rate, int | float) and rate > 0)),
+             rate is None or (on_cpu and isinstance(rate, int | float) and rate > 0),
+             "bytes/s above 0, on a CPU, or None"),
         ):  # fmt: skip
             if not right:
-                raise ValueError(f"{name} is {value!r} on {self.device}: give what OutOfCore lists")
+                raise ValueError(f"{name} is {value!r} on {self.device}: give {allowed}")
         check_schedule(schedule)
         self.schedule, self.link_bytes_per_s = schedule, link_bytes_per_s
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
@@ -290,11 +294,11 @@ class OutOfCore:
             for holder in holders:
                 meet(residency, holder)
             residency.make_room(0, (), lambda: "what was there before", strict=False)
-        locked = sum(v.nbytes for v in residency.variables() if v.locked and v.kind)
-        if locked:
+        fixed = sum(v.nbytes for v in residency.variables() if v.fixed and v.kind)
+        if fixed:
             say_once(
-                "locked",
-                f"{locked} bytes of the model or its optimizer lie in memory that torch does not "
+                "fixed",
+                f"{fixed} bytes of the model or its optimizer lie in memory that torch does not "
                 "own alone (safetensors, mmap, numpy, other processes): they count and stay on the "
                 "device. To have them swapped, copy them before: p.data = p.data.clone()",
             )
@@ -447,9 +451,9 @@ def record(
     """
     if not callable(step):
         raise ValueError(f"step is {step!r:.200}: give a function that runs one iteration")
-    if warmup < 0:
-        raise ValueError(f"warmup is {warmup}: give 0 or more iterations")
-    meta = device is not None and torch.device(device).type == "meta"
+    if not is_whole(warmup, 0):
+        raise ValueError(f"warmup is {warmup!r}: give whole iterations, 0 or more")
+    meta = str(device).partition(":")[0] == "meta"
     budget = UNLIMITED if in_parts else UNLIMITED - 1
     block = OutOfCore(budget, device="cpu" if meta else device, model=model, optimizer=optimizer)
     block.device = torch.device("meta") if meta else block.device

@@ -724,6 +724,9 @@ def test_the_report():
         ({"algorithms": "torch"}, "give a list of names"),
         ({"max_error": 0.0}, "max_error is 0.0"),
         ({"devices": "cuda:0"}, "devices is 'cuda:0'; give a list of accelerators such as"),
+        ({"devices": []}, r"devices is \[\]; give a list of accelerators such as"),
+        ({"devices": torch.device("cuda")}, "give a list of accelerators such as"),
+        ({"cache": 3}, "cache is 3; give a file"),
         ({"devices": ["cpu"]}, r"devices is \['cpu'\]; give a list of accelerators such as"),
     ],
 )

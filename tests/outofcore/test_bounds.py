@@ -149,4 +149,4 @@ def test_what_is_refused():
         bound(chain(3), 1, [1.0] * 10, 1.0)
     for margins in ((), (1.0,), (-0.1,)):
         with pytest.raises(ValueError, match="margins is"):
-            plan_packed(chain(4), 50, [1.0] * 13, 1.0, margins=margins)
+            plan_packed(chain(4), 50, [1.0] * 13, 1.0, margins=iter(margins))

@@ -1,5 +1,6 @@
 """What runs beside a training or does more than compute ends right, or in a named error."""
 
+import copy
 import ctypes
 import signal
 import sys
@@ -659,6 +660,27 @@ class TestAddresses:
             with pytest.raises(BudgetTooSmall, match="whose address is in use"):
                 torch.empty(4 * KIB)
             assert [t.sum().item() for t in tensors] == [KIB * i for i in range(8)]
+
+    def test_own_memory_is_not_called_foreign(self):
+        net = nn.Linear(KIB, 1)
+        with warnings.catch_warnings(action="error"), OutOfCore(24 * KIB) as block:
+            net.weight.data_ptr()
+            net.bias.detach().numpy()
+            net(torch.ones(1, KIB))
+            assert block.statistics.locked_bytes == net.weight.nbytes + net.bias.nbytes
+
+    def test_a_shallow_copy_shares_its_values(self):
+        tensors = crowd()
+        with OutOfCore(24 * KIB):
+            other = copy.copy(tensors[0])
+            other.add_(1)
+            touch(tensors)
+            assert tensors[0].sum().item() == KIB
+
+    def test_what_pickle_took_of_a_tensor_outlives_it(self):
+        with OutOfCore(AMPLE):
+            taken = [torch.tensor([float(i)]).__reduce_ex__(2) for i in range(200)]
+        assert [rebuild(*args).item() for rebuild, args in taken] == [*range(200)]
 
     def test_safetensors(self, tmp_path):
         safetensors = pytest.importorskip("safetensors.torch")

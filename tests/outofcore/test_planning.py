@@ -3,7 +3,7 @@
 import pytest
 from traces import chain
 
-from repro.outofcore import BudgetTooSmall, plan_packed, planning, tune_window
+from repro.outofcore import BudgetTooSmall, PlanError, plan_packed, planning, tune_window
 from repro.outofcore.planning import Planner
 from repro.outofcore.recording import Recording
 
@@ -43,3 +43,5 @@ def test_what_is_not_to_be_tuned():
         assert ours.better(plan, RECORDED) is None
     with pytest.raises(BudgetTooSmall):
         planner(budget=1).plan(RECORDED)
+    with pytest.raises(PlanError, match="returned None: return a SwapPlan"):
+        planner(lambda *_: None).plan(RECORDED)

@@ -257,6 +257,8 @@ class TestSimulation:
             ([1.0] * 7, 0.0, "above 0"),
             ([1.0] * 7, (1.0, -1.0), "above 0"),
             ([1.0] * 7, (1.0, 1.0, 1.0), "pair"),
+            ([1.0] * 7, [1.0, 1.0], "pair"),
+            ([1.0] * 7, "fast", "above 0"),
         ],
     )
     def test_errors(self, times, bandwidth, message):

@@ -387,6 +387,8 @@ class TestRecord:
         step = self.step()
         for given, message in (
             ((step, {"warmup": -1}), "warmup is -1"),
+            ((step, {"warmup": 1.5}), "give whole iterations"),
+            ((step, {"device": "foo"}), "choose cpu or an accelerator"),
             ((step, {"device": "meta"}), r"ran in the step on the device meta.*FakeTensorMode"),
             ((lambda: None, {}), "no operation ran"),
             ((3, {}), "give a function"),
@@ -399,29 +401,29 @@ class TestRecord:
 
 class TestArguments:
     @pytest.mark.parametrize(
-        ("name", "value"),
+        ("name", "values", "allowed"),
         [
-            *(("budget_bytes", value) for value in (0, -1, 1.5, True, "1 GiB")),
-            ("model", nn.Linear),
-            ("model", None),
-            ("model", [torch.ones(1)]),
-            ("optimizer", torch.optim.SGD),
-            ("exclude", [1]),
-            ("exclude", [torch.eye(2).to_sparse()]),
-            *(("device", value) for value in ("foo", "meta", 5)),
-            *(("swap_folder", value) for value in (5, "/proc", "", "/no/such/folder")),
-            *(("window_bytes", value) for value in (-1, "large")),
-            *(("link_bytes_per_s", value) for value in ("fast", 0, -1.0)),
-            *(("host_bytes", value) for value in (0.5, -1)),
-            ("schedule", "best"),
+            ("budget_bytes", (0, -1, 1.5, True, "1 GiB"), "whole bytes above 0"),
+            ("model", (nn.Linear, None, [torch.ones(1)]), "one Module or several"),
+            ("optimizer", (torch.optim.SGD,), "one Optimizer or several"),
+            ("exclude", ([1],), "one Tensor or several"),
+            ("exclude", ([torch.eye(2).to_sparse()],), r"such as its values\(\)"),
+            ("device", ("foo", "meta", 5), "choose cpu or an accelerator"),
+            ("swap_folder", (5, ""), "a folder, on a CPU, or None"),
+            ("swap_folder", ("/proc", "/no/such/folder"), "a writable folder"),
+            ("window_bytes", (-1, "large"), 'whole bytes, "auto" or None'),
+            ("link_bytes_per_s", ("fast", 0, -1.0), "bytes/s above 0, on a CPU, or None"),
+            ("host_bytes", (0.5, -1), "whole bytes or None"),
+            ("schedule", ("best",), "auto, window, .* or a function"),
         ],
     )
-    def test_what_is_of_another_kind(self, name, value):
-        with (
-            pytest.raises(ValueError, match=r"give|choose|name|use|whole bytes above 0"),
-            OutOfCore(**{"budget_bytes": 1} | {name: value}),
-        ):
-            pass
+    def test_what_is_of_another_kind(self, name, values, allowed):
+        for value in values:
+            with (
+                pytest.raises(ValueError, match=allowed),
+                OutOfCore(**{"budget_bytes": 1} | {name: value}),
+            ):
+                pass
 
     def test_what_is_done_inside_and_outside(self):
         with pytest.raises(RuntimeError, match="inside the block"):
