@@ -33,7 +33,8 @@ def measured(
     steps that do not fit are run beyond it, where the device has the memory, to compare with.
     """
     where = accelerator.resolve(device)
-    with accelerator.forked_rng(where), accelerator.on(where), machine({}, where.type):
+    alone = accelerator.forked_rng(where)
+    with torch.device("cpu"), alone, accelerator.on(where), machine({}, where.type):
         batch = workload.samples(rows[0].batch)
         if not all(isinstance(part, torch.Tensor) for part in batch):
             raise AdviceError(

@@ -111,7 +111,8 @@ def probe(
     raises on real tensors is raised.
     """
     device = accelerator.resolve(device)
-    with accelerator.forked_rng(device), accelerator.on(device), machine({}, device.type):
+    here, alone = accelerator.on(device), accelerator.forked_rng(device)
+    with torch.device("cpu"), alone, here, machine({}, device.type), torch.enable_grad():
         return _Probe(workload, device, batch, seconds).speed(limit_bytes)
 
 

@@ -285,10 +285,13 @@ def _know(fake: FakeTensor, value: Tensor) -> None:
 
 @contextmanager
 def _imagined_with_values() -> Iterator[None]:
-    """As `imagined`, but a step may ask for values computed from whole numbers of its example."""
+    """As `imagined`, but a step may ask for values computed from whole numbers of its example.
+
+    Whatever the caller has set: a default device, or that no gradients are computed.
+    """
     # torch knows values of single numbers only, unless it is told otherwise.
     limit = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_NUMBERS)
-    with imagined(ones=False), limit, _Constants():
+    with torch.device("cpu"), torch.enable_grad(), imagined(ones=False), limit, _Constants():
         yield
 
 

@@ -136,7 +136,11 @@ def _decode_one(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The image, uint8 (3, H, W), and the mask, uint8 (H, W), of one item."""
     with opened(item.name, item.image) as encoded:
-        image = encoded.convert("RGB")
+        if encoded.mode.startswith("I;16"):  # which Pillow clips to 255
+            grey = (np.asarray(encoded) // 257).astype(np.uint8)
+            image = Image.fromarray(grey).convert("RGB")
+        else:
+            image = encoded.convert("RGB")
     pixels = resized_pixels(prepare(image) if prepare else image, size)
     if item.mask is None:
         return pixels, None

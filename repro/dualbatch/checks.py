@@ -104,6 +104,8 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"optimizer_fn returns {kind}; give one optimizer of torch")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(f"optimizer_fn makes {kind}, whose step needs a closure; give another")
     taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if taken - {id(parameter) for parameter in model.parameters()}:
         raise ValueError(

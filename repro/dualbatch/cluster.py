@@ -211,8 +211,8 @@ class RayEngine(Engine):
             raise cause if isinstance(cause, Exception) else error from error
         except exceptions.RayError as error:
             raise ClusterError(
-                f"a worker has died too often, or the cluster is gone ({first_line(error)}); "
-                f"{_GO_ON}"
+                f"a worker has died too often, or as it began, or the cluster is gone "
+                f"({first_line(error)}); {_GO_ON}"
             ) from error
         finally:
             # On a dead cluster this would wait, and Ray would end the process.

@@ -102,9 +102,15 @@ class Recipe:
             raise ValueError("autocast has no effect on a passes_fn; enter torch.autocast there")
 
     def make_model(self) -> nn.Module:
-        """A new model with the initial weights, on the device; a ValueError if they are shared."""
+        """A new model with the initial weights, on the device.
+
+        Raises:
+            ValueError: It shares tensors with another model, or has none to train.
+        """
         with seeded(self.device, self.seed):
             model = self.model_fn()
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError("model_fn's model has no weight to train: set requires_grad of some")
         mine = checks.storages(model)
         if model in _made or any(mine & checks.storages(other) for other in _made):
             raise ValueError(

@@ -142,7 +142,8 @@ class Buffers:
             groups[pair[0].device, pair[0].dtype].append(pair)
         with torch.no_grad():
             for pairs in groups.values():
-                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+                tensors, values = (list(each) for each in zip(*pairs, strict=True))
+                torch._foreach_copy_(tensors, values)
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
         """Return the names of buffers outside BatchNorm that differ from `copies`.

@@ -346,4 +346,4 @@ class LinearMemoryModel:
             return 2**63 - 1
         largest = math.floor((limit_bytes - self.fixed_bytes) / self.bytes_per_sample)
         # The division may round the largest batch down by one.
-        return largest + 1 if largest and self.predict(largest + 1) <= limit_bytes else largest
+        return largest + 1 if self.predict(largest + 1) <= limit_bytes else largest

@@ -1,11 +1,16 @@
 """Data of a training: images that stay encoded give the mini-batches of those in memory."""
 
+import io
+
+import numpy as np
 import pytest
 import torch
 from dataset_files import encode, random_image, write_folder
+from PIL import Image
 from torch import nn
 
 from repro.datasets import CorruptDatasetError, StreamedImages, catalogue, load, sources
+from repro.datasets.decoding import Item, decode
 from repro.dualbatch import Share
 from repro.experiments.captured import low_precision
 from repro.experiments.dualbatch.building import TrainingData
@@ -81,3 +86,11 @@ def test_mini_batches_and_evaluation_are_those_of_memory(both, samples):
     for (ours, labels), (plain, wanted) in zip(found[1][0], found[0][0], strict=True):
         assert ours.equal(plain) and labels.equal(wanted) and ours.shape[2:] == (8, 8)
     assert found[0][1](model) == found[1][1](model)
+
+
+def test_a_16_bit_image_keeps_its_shades():
+    shades = np.array([[0, 257, 30_000, 65_535]] * 4, np.uint16)
+    encoded = io.BytesIO()
+    Image.fromarray(shades).save(encoded, "PNG")
+    images = decode([Item("grey", encoded.getvalue(), label=0)], None).images
+    assert images[0, :, 0].tolist() == [[0, 1, 116, 255]] * 3

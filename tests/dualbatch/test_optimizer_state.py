@@ -146,6 +146,7 @@ WRONG = {
     "with a scheduler": (scheduled, r"attaches a learning-rate scheduler.*\(Stage, warmup_epochs"),
     "and a scheduler": (lambda p, lr: (torch.optim.SGD(p, lr), None), r"returns tuple; give one"),
     "nothing": (lambda p, lr: None, r"returns NoneType; give one optimizer"),
+    "with a closure": (torch.optim.LBFGS, r"LBFGS, whose step needs a closure"),
     "made once": (lambda p, lr: MADE.setdefault("it", torch.optim.SGD(p, lr)),
                   r"returns the same optimizer again"),
 }  # fmt: skip

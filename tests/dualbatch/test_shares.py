@@ -202,7 +202,8 @@ class TestModels:
              r"loss_fn returns torch.float32 \(\d+,\); give the mean"),
             ({"loss_fn": lambda o, t: 1.0}, r"loss_fn leaves no gradient in the model"),
             ({"loss_fn": lambda o, t: functional.cross_entropy(o.detach(), t)}, r"no gradient in"),
-            ({"model_fn": lambda: make_model().requires_grad_(False)}, r"leaves no gradient"),
+            ({"model_fn": lambda: make_model().requires_grad_(False)}, r"no weight to train"),
+            ({"model_fn": nn.Flatten}, r"no weight to train"),
         ],
     )  # fmt: skip
     def test_what_cannot_be_trained_is_named(self, options, message):

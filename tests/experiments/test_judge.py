@@ -85,7 +85,12 @@ class TestEstimates:
         assert found.error == pytest.approx(0.1 / math.sqrt(12 * 4))
 
     def test_without_a_spread_nothing_is_decided(self):
-        for found in (judge.unsure(9.0), difference([9.0], [0.0]), judge.mean_of(by_seed([9.0]))):
+        diverged = by_seed([1.0, math.inf])
+        for found in (
+            *(judge.unsure(9.0), difference([9.0], [0.0]), judge.mean_of(by_seed([9.0]))),
+            *(difference(by_seed([1.0, 2.0]), diverged), difference(diverged, diverged)),
+            *(ratio([1.0, 2.0], diverged), difference([1.0, 2.0], list(diverged))),
+        ):
             assert math.isnan(found.interval()[0]) and "no spread known" in str(found)
             assert direction("", found)[0] == equivalence("", found, 1e3)[0] == "undecided"
 

@@ -139,6 +139,7 @@ def test_the_linear_model_and_its_limits():
     for b in range(1, 40):
         limits = [fixed + each * b + byte for byte in (-1, 0, 1)]
         assert [model.largest_batch(limit) for limit in limits] == [b - 1, b, b]
+    assert LinearMemoryModel(10, 2.1).largest_batch(12.1) == 1  # a division rounded to 0
     flat = LinearMemoryModel.fit([1, 2], [100, 90])  # noise: memory does not shrink
     assert (flat.fixed_bytes, flat.bytes_per_sample) == (95, 0)
     assert flat.largest_batch(94) == 0 and flat.largest_batch(95) > 10**9
