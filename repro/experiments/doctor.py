@@ -113,6 +113,8 @@ def _to_do(facts: Facts, device: str) -> Iterator[tuple[str, str]]:
         if one["status"] == "failed":
             what = f"self-test of {one['paper']} failed: {one['text']}: {one['why']}"
             yield what, f"python -m pytest tests/{one['paper']} in a checkout shows where"
+        elif one["status"] == "not run":  # which only the allocator is, for lack of a compiler
+            yield one["why"], "apt-get install g++, or set $CXX"
     for one in facts["problems"]:
         yield f"{one['part']}: {one['why']}", "mend that, then run doctor again"
     if kind := host["accelerator"]:

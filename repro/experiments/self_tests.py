@@ -18,6 +18,10 @@ from repro.measure.precision import without_tf32
 _LR = 0.05
 
 
+class NotHere(Exception):
+    """A self-test needs a tool that this machine lacks; the text names it."""
+
+
 def relative_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Return the largest difference over all tensors, relative to each one's largest value.
 
@@ -137,13 +141,15 @@ def _swapped(device: str) -> float:
 
 
 def _chunks(device: str) -> float:
-    from repro.outofcore.native import ChunkedMemory
+    from repro.outofcore.native import ChunkedMemory, NoCompilerError
 
     kind, _, number = device.partition(":")
-    mib = 2**20
-    with ChunkedMemory(
-        "cuda" if kind == "cuda" else "posix", 2 * mib, 8 * mib, int(number or 0)
-    ) as memory:
+    mib, backend = 2**20, "cuda" if kind == "cuda" else "posix"
+    try:
+        allocator = ChunkedMemory(backend, 2 * mib, 8 * mib, int(number or 0))
+    except NoCompilerError as error:
+        raise NotHere(str(error)) from error
+    with allocator as memory:
         for address in [memory.malloc(4 * mib) for _ in range(2)]:
             memory.free(address)
         memory.free(memory.malloc(8 * mib))
@@ -204,7 +210,7 @@ TESTS = (
 
 def run(test: SelfTest, device: str) -> dict[str, Any]:
     """Run a self-test, whose error is a result, in JSON values."""
-    difference = math.nan
+    difference, status = math.nan, "failed"
     try:
         with (
             without_tf32(),  # which differs from a CPU's float32 by 1e-3
@@ -215,18 +221,21 @@ def run(test: SelfTest, device: str) -> dict[str, Any]:
             difference = test.compare(device)
             accelerator.synchronize(device)
         why = f"differs by {difference:.2g}, allowed is {test.tolerance:.2g}"
+        if difference <= test.tolerance:  # not so for NaN
+            status, why = "ok", ""
+    except NotHere as lacking:
+        status, why = "not run", str(lacking)
     except Exception as error:
         why = first_line(error)
     with suppress(Exception):  # after an error of the device this may fail again
         accelerator.empty_cache(device)
-    well = difference <= test.tolerance  # not so for NaN
     return {
         "paper": test.paper,
         "text": test.text,
-        "status": "ok" if well else "failed",
+        "status": status,
         "tolerance": test.tolerance,
         "difference": float(f"{difference:.2g}") if math.isfinite(difference) else None,
-        "why": "" if well else why,
+        "why": why,
     }
 
 

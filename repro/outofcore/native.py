@@ -44,6 +44,10 @@ class AllocatorBuildError(RuntimeError):
     """The library of the chunked allocator cannot be built, or cannot be trusted."""
 
 
+class NoCompilerError(AllocatorBuildError):
+    """There is no C++ compiler."""
+
+
 class NativeOutOfMemory(MemoryError):
     """A request exceeds the limit or the device's memory; the message states the bytes."""
 
@@ -85,7 +89,7 @@ def _compiler() -> list[str]:
         if path := shutil.which(name):
             return [path, *arguments]
     why = f"$CXX is {given!r}" if given else "no c++ and no g++"
-    raise AllocatorBuildError(f"there is no C++ compiler: {why}; install one, or name it as $CXX")
+    raise NoCompilerError(f"there is no C++ compiler: {why}; install one, or name it as $CXX")
 
 
 def build() -> Path:
