@@ -6,7 +6,7 @@ import signal
 import sys
 import warnings
 from dataclasses import replace
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -178,6 +178,9 @@ def run(
     if tried:
         from repro.experiments import dry_run
 
+        given = {"device": device, "data": data, "dataset": dataset, "seeds": seeds}
+        given |= {"data-stand-in": stand_in, "retry-failed": retry_failed, "address": address}
+        _refuse("--dry-run computes nothing", **given, workers=workers, hours=hours)
         rows = dry_run.try_runs(named, setting, kept, _tell)
         typer.echo(terminal.table(rows, f"Dry run, profile {setting.profile}"))
         typer.echo(terminal.prose(dry_run.GROUNDS))
@@ -220,6 +223,7 @@ def gpu(
     arguments.check_data(data)
     chosen = session.read(Path(pieces) if pieces else session.LIST, only or ())
     if listed:
+        _refuse("--list computes nothing", minutes=minutes, out=out)
         here = arguments.check_device(device) if device else None
         rows = [one.row() for one in session.plan(chosen, profile, here, data)]
         typer.echo(terminal.table(rows, f"Profile {profile}, the most valuable first"))
@@ -411,10 +415,8 @@ def notebooks(
             raise arguments.UsageError(
                 f"{name} is given twice, as {given[name]!r} and {value!r}; give one of them"
             )
-    if refresh and given:
-        raise arguments.UsageError(
-            f"--refresh runs notebooks as they are, and takes no {', '.join(given)}; leave it out"
-        )
+    if refresh:
+        _refuse("--refresh runs notebooks as they are", **given, **{"data-stand-in": stand_in})
     if stand_in:
         os.environ[arguments.STAND_IN] = "1"
     chosen = runner.find(names or ())
@@ -441,6 +443,14 @@ def data_(
     arguments.check_data(data)
     for name, outcome in datasets.download(names or datasets.catalogue.ON_DISK, data).items():
         typer.echo(_printable(f"{name}: {' '.join(outcome.split())}"))
+
+
+def _refuse(why: str, **given: Any) -> None:
+    """Refuse the options, by name, that would be ignored."""
+    from repro.experiments.design import UsageError
+
+    for name in (name for name, value in given.items() if value):
+        raise UsageError(f"{why}, and takes no --{name}; leave it out")
 
 
 def _tell(line: str) -> None:

@@ -113,9 +113,23 @@ for change, *named in (
     ("mini_batch=many", "another type than mini_batch="), ("mini_batch=1.5", "another type"),
     ("mini_batch=[8]", "another type"), ("mini_batch=-8", "below 1", "give one such as"),
     ("mini_batch=0", "below 1", "give one such as"),
+    *((f"mini_batch={n}", "not finite, or beyond 64 bits") for n in (2**63, HUGE[:999])),
+    *((f"optimizer.lr={n}", "not finite, or beyond") for n in ("1e999", "-Infinity", "NaN", 2**70)),
     ("role=VGG", "unknown role", "U-Net"),
 ):  # fmt: skip
     add((*TABLE, "--set", change), *named)
+twice = ("--set", "mini_batch=8", "--set", "mini_batch=16")
+add((*TABLE, *twice), "mini_batch is set twice", "give it one value")
+add(("show", "mbs/table5", *twice), "mini_batch is set twice")
+DRY = ("run", "mbs/table5", "--profile", "gpu", "--dry-run")
+for name, value in (
+    *(("device", "cpu"), ("data", "{root}"), ("dataset", "cifar10"), ("address", "auto")),
+    *(("workers", "2"), ("hours", "1"), ("seeds", "3")),
+):  # fmt: skip
+    add((*DRY, f"--{name}", value), f"--dry-run computes nothing, and takes no --{name}")
+for option in ("retry-failed", "data-stand-in"):
+    add((*DRY, f"--{option}"), f"--dry-run computes nothing, and takes no --{option}")
+add((*FIGURE, "--address", "auto"), "no run of the plan", "--set engine=ray")
 add(("show", "mbs/table3", "--set", "zzz=1"), "'zzz'", "their keys are")
 for name in ("mnist", "cifar10,digits", "\udcff"):
     add((*FIGURE, "--dataset", name), "unknown dataset", "digits")

@@ -188,6 +188,8 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
         present = [value for run in runs if _is_plain(value := value_of(run, key))]
         if not present:
             raise UsageError(f"no run of the plan has a {key!r} to set; {_keys_advice(runs)}")
+        if sum(key == other for other, _ in choices) > 1:
+            raise UsageError(f"{key} is set twice; give it one value")
         value = _checked(key, text, present, paper.options.get(key))
         runs = [
             replace(run, config=_with(run.config, key, value))
@@ -206,13 +208,16 @@ def _checked(key: str, text: str, present: Sequence[Any], allowed: Sequence[str]
             raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(texts)}")
         return text
     value, examples = _parsed(text), [value for value in present if value is not None]
-    kinds = set(map(type, examples))
-    if kinds and type(value) not in kinds and not (float in kinds and type(value) is int):
-        raise UsageError(f"{key}={text} is of another type than {key}={_text(examples[0])}")
+    kinds, such = set(map(type, examples)), _text(next(iter(examples), None))
+    like = not kinds or type(value) in kinds or (float in kinds and type(value) is int)
+    if not (like and _is_plain(value)):
+        raise UsageError(f"{key}={text} is of another type than {key}={such}")
+    if isinstance(value, int | float) and not abs(value) < 2**63:
+        raise UsageError(f"{key}={text} is not finite, or beyond 64 bits; give one such as {such}")
     # Counts and sizes start at one, where the plan's do; a rate or a margin may be 0.
     least = int(kinds == {int} and min(examples) > 0)
     if kinds and kinds <= {int, float} and min(examples) >= 0 and not value >= least:
-        raise UsageError(f"{key}={text} is below {least}; give one such as {_text(examples[0])}")
+        raise UsageError(f"{key}={text} is below {least}; give one such as {such}")
     return value
 
 

@@ -94,6 +94,7 @@ class Experiment:
     measures: bool = True  # whether the result is a time or a size, and so belongs to a device
     trains: bool = False  # whether it is a training, whose first steps its record keeps
     shares: bool = False  # whether runs reuse each other's measurements, and so need one process
+    ray: bool = False  # whether its workers are Ray's; else those of an engine ``ray`` are
     # A key of a configuration and the value with which it measures, too; no value: without the key.
     measures_where: Sequence[Any] = ()
     # Part of a record's key. Raise it when the function's results change: its records then have to
@@ -106,6 +107,10 @@ class Experiment:
     # ``module:function`` that computes, from a record's configuration and metrics, the metrics that
     # follow from the measured ones.
     derive: str = ""
+
+    def on_ray(self, config: Mapping[str, Any]) -> bool:
+        """Whether a run's workers are processes of Ray's cluster."""
+        return self.ray or config.get("engine") == "ray"
 
     def measured(self, config: Mapping[str, Any]) -> bool:
         """Whether a run's result is a measurement, which needs the machine for itself."""

@@ -152,6 +152,14 @@ def compute(
         runs = arguments.only(runs, kept)
         plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
     if address is not None:
+        if not any(
+            paper.experiments[r.experiment].on_ray(r.config)
+            for paper, runs, _ in plans
+            for r in runs
+        ):
+            raise UsageError(
+                f"--address is {address!r}, and no run of the plan uses Ray; add --set engine=ray"
+            )
         os.environ[RAY_ADDRESS] = address
     try:
         for paper, runs, _ in plans:
