@@ -5,6 +5,7 @@ model is too little work to divide.
 """
 
 import concurrent.futures
+import errno
 import itertools
 import json
 import multiprocessing
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -164,6 +166,13 @@ def in_a_process(
     return json.loads(answers[-1].removeprefix(_ANSWER))
 
 
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class NoLocksWarning(UserWarning):
+    """The file system has no locks: runs at the same time may compute the same twice."""
+
+
 @contextmanager
 def locked(record: Path) -> Iterator[bool]:
     """Lock the run of a record; yield False where another process or thread computes it."""
@@ -174,6 +183,11 @@ def locked(record: Path) -> Iterator[bool]:
     except Timeout:
         yield False
         return
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        why = f"{record.parent} has no file locks ({error.strerror})"
+        warnings.warn(f"{why}: another process may compute the same", NoLocksWarning, stacklevel=3)
     try:
         yield True
     finally:

@@ -1,5 +1,7 @@
 """Several processes on one folder: each run is computed once, whatever becomes of the others."""
 
+import errno
+import fcntl
 import os
 import re
 import signal
@@ -10,7 +12,7 @@ import pytest
 
 from repro.experiments import run as running
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run
-from repro.experiments.processes import locked
+from repro.experiments.processes import NoLocksWarning, locked
 from repro.records import RecordStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -93,4 +95,15 @@ def test_one_at_a_time_and_nothing_is_left(tmp_path):
         assert (mine, again, other) == (True, False, True)
     with pytest.raises(KeyError), locked(record) as mine:
         raise KeyError if mine else AssertionError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("why", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_locks_a_run_goes_on_and_says_so(tmp_path, monkeypatch, why):
+    def none(*arguments):
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.warns(NoLocksWarning, match="may compute"), locked(tmp_path / "key.json") as mine:
+        assert mine
     assert list(tmp_path.iterdir()) == []
