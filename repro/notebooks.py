@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from repro import paths
 from repro.experiments import arguments
 from repro.experiments.design import UsageError
-from repro.measure.files import replacing
+from repro.measure.files import regular, replacing
 from repro.records import check_writable, reference_stores
 from repro.report import printable
 
@@ -34,13 +34,23 @@ def find(names: Sequence[str]) -> list[Path]:
     """Return the paths of notebooks by name; without a name, of all notebooks.
 
     Raises:
-        UsageError: There is no notebook of that name.
+        UsageError: There is no notebook of that name, or one is damaged.
     """
     known = {path.stem: path for path in sorted(FOLDER.glob("[0-9]*.ipynb"))}
     for name in names:
         if name.removesuffix(".ipynb") not in known:
             raise UsageError(f"unknown notebook {name!r}; choose among {', '.join(known)}")
-    return [known[name.removesuffix(".ipynb")] for name in names or known]
+    chosen = [known[name.removesuffix(".ipynb")] for name in names or known]
+    _papermill()
+    import nbformat
+
+    for path in chosen:
+        try:
+            nbformat.validate(nbformat.read(regular(path), as_version=4))
+        except Exception as error:  # nbformat has many kinds for one file
+            why = str(error).partition("\n")[0]
+            raise UsageError(f"notebook {path} cannot be read ({why}); restore it") from error
+    return chosen
 
 
 def parse_parameter(text: str) -> tuple[str, str]:

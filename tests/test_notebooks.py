@@ -227,6 +227,14 @@ class TestRunner:
             with pytest.raises(UsageError, match=r"unknown notebook .*choose among 01_one, 02_two"):
                 notebooks.find(["01_one", name])
 
+    @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "\xe9", '{"nbformat": 9}', 9**6 * "["])
+    def test_a_damaged_one_is_named_and_none_runs(self, folder, text):
+        tiny(folder, "01_one")
+        (folder / "02_two.ipynb").write_text(text, encoding="latin-1")
+        assert notebooks.find(["01_one"])
+        with pytest.raises(UsageError, match=r"02_two\.ipynb cannot be read \(.*restore it"):
+            notebooks.find([])
+
     def test_parameters_are_checked_before_anything_runs(self, folder, results_folder):
         pytest.importorskip("papermill")
         path = tiny(folder)
