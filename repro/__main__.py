@@ -178,7 +178,7 @@ def run(
     if tried:
         from repro.experiments import dry_run
 
-        given = {"device": device, "data": data, "dataset": dataset, "seeds": seeds}
+        given: dict[str, Any] = {"device": device, "data": data, "dataset": dataset, "seeds": seeds}
         given |= {"data-stand-in": stand_in, "retry-failed": retry_failed, "address": address}
         _refuse("--dry-run computes nothing", **given, workers=workers, hours=hours)
         rows = dry_run.try_runs(named, setting, kept, _tell)
