@@ -29,6 +29,11 @@ SMOKE = Setting("smoke", "cpu")
 GOOD = "[[piece]]\nname = 'a'\n"
 
 
+@pytest.fixture(autouse=True)
+def no_piece_is_ended_for_a_slow_machine(monkeypatch):
+    monkeypatch.setattr(gpu, "_GENEROUS", 1000.0)
+
+
 @pytest.fixture
 def folder(tmp_path, results_folder):
     out = tmp_path / "out"
@@ -75,13 +80,13 @@ def test_what_is_no_list_is_refused(tmp_path, text, said):
 @pytest.mark.slow
 def test_what_is_missing_is_computed_once_and_archived(folder):
     lines = []
-    assert gpu.compute([TRAIN, MEASURE], SMOKE, 5, folder, lines.append)
+    assert gpu.compute([TRAIN, MEASURE], SMOKE, 500, folder, lines.append)
     assert [line.partition(" ")[0] for line in lines] == ["d", "b"], lines
     assert "2 computed" in lines[0] and "0 failed" in lines[0]
     names = archived(folder)
     assert len(names) == 4 and all(name.startswith("smoke/") for name in names)
     assert (folder / gpu.LOG).read_text().count(": ok (") == 3
-    gpu.compute([TRAIN, MEASURE], SMOKE, 5, folder, lines.append)
+    gpu.compute([TRAIN, MEASURE], SMOKE, 500, folder, lines.append)
     assert lines[2:] == ["nothing is missing: all runs have a record"]
     assert archived(folder) == names
     more = dataclasses.replace(TRAIN, seeds="3")  # of which two have records
@@ -93,7 +98,7 @@ def test_what_is_missing_is_computed_once_and_archived(folder):
 def test_of_another_device_measurements_alone_are_missing(results_folder, monkeypatch):
     store = RecordStore(results_folder / "reference" / "another" / "smoke")
     gpu_lines: list[str] = []
-    gpu.compute([TRAIN, MEASURE], SMOKE, 5, results_folder / "out", gpu_lines.append)
+    gpu.compute([TRAIN, MEASURE], SMOKE, 500, results_folder / "out", gpu_lines.append)
     for paper in ("adaptive", "outofcore"):
         for record in local_store("smoke").read(paper)[0]:
             store.write(dataclasses.replace(record, device=record.device | {"name": "another"}))
@@ -119,7 +124,7 @@ def test_nothing_begins_that_would_not_end_or_has_no_data(folder):
 def test_a_piece_that_fails_is_told_and_the_next_is_tried(folder, monkeypatch):
     monkeypatch.setattr(gpu, "_GENEROUS", -100.0)  # so that each is ended at once
     lines = []
-    assert not gpu.compute([TRAIN, TRAIN], SMOKE, 5, folder, lines.append)
+    assert not gpu.compute([TRAIN, TRAIN], SMOKE, 500, folder, lines.append)
     assert [line.partition(": ")[2][:11] for line in lines] == ["ended after"] * 2
 
 
