@@ -150,9 +150,9 @@ class Checks:
     def make(self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any) -> bool | None:
         """Check a mini-batch; a loss that differs from its parts' combined loss is refused.
 
-        Returns whether the loss could be compared, None where there are too few samples.
+        Returns whether the loss could be compared, None for a single sample.
         """
-        if batch.num_samples < 3:
+        if batch.num_samples < 2:
             return None
         check = loss_check(self._model, loss_fn, self._device)
         sample = few(loss_fn, batch, weights, self._novelty.values)

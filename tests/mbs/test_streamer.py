@@ -493,6 +493,12 @@ def test_bad_options(options, message):
         MicroBatchStreamer(make_model(), F.cross_entropy, **options)
 
 
+def test_the_largest_micro_batch_is_told_of_pieces():
+    pieces = iter([make_batch(3), make_batch(8)])
+    result = MicroBatchStreamer(make_model(), F.cross_entropy, 8).backward(pieces)
+    assert (result.micro_batch_size, result.num_samples) == (8, 11)
+
+
 def test_a_generator_without_state_is_taken():
     MicroBatchStreamer(make_model(), F.cross_entropy, generators=random.SystemRandom())
 
