@@ -40,6 +40,7 @@ from repro.measure.loss_parts import (
 from repro.measure.memory import is_out_of_memory
 from repro.measure.untouched import Snapshot
 
+_REPEATS = 8  # of a loss that draws random numbers, to see whether it uses them
 _OFF = "check='off' computes it all the same"
 
 
@@ -219,18 +220,17 @@ class LossCheck:
         counts, number = sample.counts[: len(pairs)], sum(sample.counts[: len(pairs)])
         uneven = sample.inputs is None  # samples may have different numbers of rows
         together = joined([outputs for outputs, _ in pairs], None if uneven else counts)
-        parts = [self._evaluated(*pair) for pair in pairs]
-        inside = all(part.inside for part in parts)
         # A loss that reads what the forward pass left has another value after later passes.
-        again = relative(parts[0].loss, recorded) if torch.isfinite(recorded.loss) else 0.0
-        if together is None or inside or again > 1e-6:
+        again = relative(self._evaluated(*pairs[0]).loss, recorded)
+        if together is None or (torch.isfinite(recorded.loss) and again > 1e-6):
             return False
         # Rounding to half precision changes a loss by more than the faults to be found.
         with self._context():
             wide = torch.is_autocast_enabled(self._device.type)
         wide = wide or any(leaf.dtype in HALF for leaf in floats(together))
-        if wide:
-            parts = [self._evaluated(*pair, wide=True) for pair in pairs]
+
+        def parts() -> list[Evaluated]:
+            return [self._evaluated(*pair, wide=wide) for pair in pairs]
 
         def whole() -> Evaluated:
             with _fails_as(
@@ -245,18 +245,24 @@ class LossCheck:
 
     def _compare_inside(self, sample: Sample) -> bool:
         """Compare losses, with a graph from the model's outputs to the loss only."""
-        parts = [self._with_graph(*part) for part in sample.parts]
-        whole = partial(self._with_graph, sample.inputs, sample.targets(len(parts)))
+
+        def parts() -> list[Evaluated]:
+            return [self._with_graph(*part) for part in sample.parts]
+
+        whole = partial(self._with_graph, sample.inputs, sample.targets(len(sample.counts)))
         return self._compare(sample, parts, whole, True, False)
 
     def _compare(
         self,
         sample: Sample,
-        parts: Sequence[Evaluated],
+        evaluate_parts: Callable[[], list[Evaluated]],
         evaluate_whole: Callable[[], Evaluated],
         inside: bool,
         wide: bool,
     ) -> bool:
+        parts = evaluate_parts()
+        if not inside and all(part.inside for part in parts):
+            return False
         whole = evaluate_whole()
         if not torch.isfinite(whole.loss):
             return False  # the mini-batch itself will raise the error
@@ -267,11 +273,12 @@ class LossCheck:
         if value <= narrow and gradient <= allowed:
             return True
         drawn = self._generators()
-        again = evaluate_whole()
-        if drawn != self._generators():
-            return False  # whole and parts had other random numbers
-        spread = relative(again.loss, whole)
-        if spread > narrow or (difference(again.gradients, whole.gradients) or 0.0) > allowed:
+        same = _alike([whole], [evaluate_whole()], narrow, allowed)
+        if drawn != self._generators():  # whole and parts had other random numbers
+            firsts, times = [whole, *parts], range(_REPEATS)
+            again = ([evaluate_whole(), *evaluate_parts()] for _ in times)
+            same = same and all(_alike(firsts, each, narrow, allowed) for each in again)
+        if not same:
             return False
         raise LossCheckError(
             f"the loss of {sum(sample.counts[: len(parts)])} samples is {float(whole.loss):.6g}, "
@@ -401,6 +408,14 @@ def _fails_as(kind: type[BatchError], why: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise kind(f"{why} ({error}). {_OFF}") from error
+
+
+def _alike(firsts: list[Evaluated], again: list[Evaluated], narrow: float, allowed: float) -> bool:
+    return all(
+        relative(b.loss, a) <= narrow and (difference(a.gradients, b.gradients) or 0.0) <= allowed
+        for a, b in zip(firsts, again, strict=True)
+        if torch.isfinite(a.loss)
+    )
 
 
 def _mixed(off: float, count: int) -> MixedSamplesError:

@@ -52,6 +52,20 @@ def test_a_random_term_that_comes_rarely_is_no_fault(draw):
         check_of(loss).loss_adds_up(sample())
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_random_numbers_that_a_loss_does_not_use_hide_no_fault(used):
+    def loss(outputs, targets):
+        term = used * torch.rand(())
+        return (outputs - targets).square().mean().sqrt() + term
+
+    torch.manual_seed(0)
+    if used:
+        assert not check_of(loss).loss_adds_up(sample())
+    else:
+        with pytest.raises(LossCheckError):
+            check_of(loss).loss_adds_up(sample())
+
+
 def test_a_lack_of_memory_is_the_callers():
     def loss(outputs, targets):
         raise torch.OutOfMemoryError("CUDA out of memory")
