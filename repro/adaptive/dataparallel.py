@@ -156,8 +156,7 @@ class DataParallel:
         self._allreduce: Allreduce | None = None
         self._group: dist.ProcessGroup | None = None
         self._asked = self._closed = False  # asked: whether mini-batches were compared
-        # The checks' arguments: the last is whether a process may call the model several times.
-        self._checked = model, self._device, micro_batch is not None
+        self._checked = model, self._device, self.processes > 1, micro_batch is not None
         self._checks = Checks(*self._checked) if check == "first" else None
         self._shared, self._known = tuple(shared), dict[Any, str]()
         if self.processes == 1:

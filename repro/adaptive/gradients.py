@@ -222,7 +222,9 @@ def full_cost(
                 batch = read_batch(inputs, targets)
                 if novelty.in_batch(batch):
                     to_check.append(batch)
-        for batch in to_check if number > 1 else ():
+        # Single samples show nothing, and are told of only where there is nothing else.
+        several = [batch for batch in to_check if batch.num_samples > 1] or to_check[:1]
+        for batch in several if number > 1 else ():
             _check_mean(model, loss_fn, batch, device)
         cost = float(total) / float(divisor) if float(divisor) > 0 else math.nan
         finite = math.isfinite(cost) or all(bool(p.isfinite().all()) for p in model.parameters())
@@ -244,10 +246,9 @@ def _check_mean(
     model: nn.Module, loss_fn: LossFunction, batch: Batch, device: torch.device
 ) -> None:
     """Refuse a loss that is no mean over samples."""
-    if batch.num_samples < 2:
-        return
+    check = loss_check(model, loss_fn, device)
     try:
-        if not adds_up(loss_check(model, loss_fn, device), few(loss_fn, batch)):
+        if batch.num_samples < 2 or not adds_up(check, few(loss_fn, batch)):
             text = f"full_cost: {NOT_CHECKED}; where it is no mean over samples add up the cost"
             warnings.warn(f"{text} yourself", UserWarning, stacklevel=4)
     except LossCheckError as error:

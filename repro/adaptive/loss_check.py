@@ -129,12 +129,15 @@ class Checks:
 
     The first mini-batch checks the loss and the model. The loss is checked again if it is replaced
     and, unless it is one of torch's, if a mini-batch has new values, such as padding (see
-    `repro.measure.telling.Novelty`). `repeated`: a process calls the model several times for a
-    mini-batch.
+    `repro.measure.telling.Novelty`). `several`: processes divide it; `repeated`: a process calls
+    the model several times for a mini-batch.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, repeated: bool) -> None:
-        self._model, self._device, self._repeated = model, device, repeated
+    def __init__(
+        self, model: nn.Module, device: torch.device, several: bool, repeated: bool
+    ) -> None:
+        self._model, self._device = model, device
+        self._several, self._repeated = several, repeated
         self._novelty = Novelty()
         self._checked: Any = None  # the loss checked last
         self._model_checked, self._failures = False, 0
@@ -147,9 +150,9 @@ class Checks:
     def make(self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any) -> bool | None:
         """Check a mini-batch; a loss that differs from its parts' combined loss is refused.
 
-        Returns whether the loss could be compared, None where there are too few samples.
+        Returns whether the loss could be compared, None for a single sample.
         """
-        if batch.num_samples < 3:
+        if batch.num_samples < 2:
             return None
         check = loss_check(self._model, loss_fn, self._device)
         sample = few(loss_fn, batch, weights, self._novelty.values)
@@ -171,19 +174,27 @@ class Checks:
 
     def _check_model(self, check: LossCheck, sample: Sample) -> str | None:
         """What is wrong with a model that compares samples, or changes buffers by those it sees."""
-        pieces = [part[0] for part in sample.parts] if self._repeated else [sample.twice]
+        parts = [inputs for inputs, _ in sample.parts]
+        # What a process may compute of the whole.
+        divided = [parts] * self._repeated + [[part] for part in parts] * self._several
         try:
-            changed, again = (self._changed(check, g) for g in ([sample.inputs], pieces))
+            whole = self._changed(check, [sample.inputs])
+            others = [self._changed(check, groups) for groups in divided]
             check.samples_stay_apart(sample)
         except MixedSamplesError as error:
             return str(error)
         except Exception:
             return None  # the training step raises its own error
-        names = [n for n in changed | again if not _same(changed.get(n), again.get(n))]
+        names = dict.fromkeys(
+            name
+            for changed in others
+            for name in whole | changed
+            if not _same(whole.get(name), changed.get(name))
+        )
         if not names:
             return None
         return (
-            f"the model's forward pass changes {', '.join(names[:5])}, in each process and "
+            f"the model's forward pass changes {', '.join([*names][:5])}, in each process and "
             "micro-batch once and by its own samples, so that training is not that of the whole "
             "mini-batch: change them once a step, outside the model, or do not divide mini-batches"
         )

@@ -316,7 +316,6 @@ class MicroBatchStreamer:
     # A mini-batch, whole or piece by piece
 
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
-        self._verification.verify(piece, size)
         plan = self._weighing.plan(piece, size)
         if self._processes.sharded:  # all processes take equally many micro-batches
             count = len(plan.bounds)
@@ -325,16 +324,21 @@ class MicroBatchStreamer:
             agreed = self._processes.agreed_count(count, piece.num_samples if free else count)
             if agreed > count:
                 plan = self._weighing.plan(piece, size, fewest=agreed)
-        self._state_due = len(plan.bounds) > 1
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
             run = partial(self._accumulate, plan, divisor)
             if self._two_pass:
                 own = self._loss, self._check_finite, self._look_for_state
                 run = partial(run_two_passes, self._setting, piece, plan, updates, *own)
+
+            def checked() -> Totals:
+                self._verify(piece, size, updates, alone=True)
+                self._state_due = len(plan.bounds) > 1
+                return run()
+
             # No process waits for one that ran out of memory.
             largest = max(stop - start for start, stop in plan.bounds)
-            totals = self._retries.together(run, largest)
+            totals = self._retries.together(checked, largest)
             self._finish(totals, updates)
             touched = self._ledger.touched()
         return totals, touched
@@ -350,9 +354,7 @@ class MicroBatchStreamer:
     def _each_piece(self, pieces: Iterator[Piece], updates: DeferredBatchNorm) -> Totals:
         totals, size = Totals(), self._size or 1
         for piece in pieces:
-            moments = dict(updates.moments)
-            self._verification.verify(piece, size, alone=False)
-            updates.moments = moments  # without those of a check
+            self._verify(piece, size, updates, alone=False)
             plan = self._weighing.plan(piece, size)
             self._state_due = len(plan.bounds) > 1 or bool(totals.sizes)
             totals += self._accumulate(plan, 1.0)
@@ -360,6 +362,11 @@ class MicroBatchStreamer:
         if not totals.sizes:
             raise EmptyBatchError("the iterator yielded no piece; give at least one sample")
         return totals
+
+    def _verify(self, piece: Piece, size: int, updates: DeferredBatchNorm, alone: bool) -> None:
+        moments = dict(updates.moments)
+        self._verification.verify(piece, size, alone)
+        updates.moments = moments  # without those of a check
 
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
         """End a mini-batch: average gradients over processes, and refuse unusable losses."""

@@ -46,7 +46,7 @@ class Totals:
     def result(self, divisor: float, retries: int) -> StreamResult:
         """Return the sums as the mini-batch's result."""
         sizes = self.sizes
-        return StreamResult(self.loss / divisor, sum(sizes), len(sizes), sizes[0], retries)
+        return StreamResult(self.loss / divisor, sum(sizes), len(sizes), max(sizes), retries)
 
 
 class Weighing:

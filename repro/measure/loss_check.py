@@ -40,6 +40,7 @@ from repro.measure.loss_parts import (
 from repro.measure.memory import is_out_of_memory
 from repro.measure.untouched import Snapshot
 
+_REPEATS = 8  # of a loss that draws random numbers, to see whether it uses them
 _OFF = "check='off' computes it all the same"
 
 
@@ -149,8 +150,8 @@ class LossCheck:
         """Compare the outputs of a few samples; return whether that was possible.
 
         They are computed once beside other samples and once beside copies of themselves, with the
-        same random numbers: outputs differ if a tensor that all samples need was divided, or if the
-        model compares samples.
+        same random numbers, and alone unless numbers are drawn: outputs differ if a tensor that all
+        samples need was divided, or if the model compares or counts samples.
 
         Raises:
             MixedSamplesError: The outputs depend on how the samples were divided.
@@ -160,8 +161,13 @@ class LossCheck:
             return True
         # Micro-batch statistics are the papers' behaviour, so that no model is refused for them.
         kinds: tuple[Any, ...] = (_NormBase, nn.Module)
-        made = any(self._attempt(self._compare_neighbours, sample, evaluating=k) for k in kinds)
-        return made or self.hidden_state
+
+        def made(check: Callable[..., bool]) -> bool:
+            return any(self._attempt(check, sample, evaluating=kind) for kind in kinds)
+
+        if compared := made(self._compare_neighbours):
+            made(self._compare_alone)  # no alarm if that is impossible, as with random numbers
+        return compared or self.hidden_state
 
     def compute(self, inputs: Any, evaluating: Any = nn.Module) -> Any:
         """The outputs, without a graph, with modules of these kinds in evaluation mode."""
@@ -201,7 +207,9 @@ class LossCheck:
             outputs = self._forward(inputs)
             leaves = leaves_of(outputs)
             room -= sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
-            if not all(map(_can_be_joined, leaves)):
+            # A list may have an item for each sample.
+            listed = isinstance(outputs, list) and len(outputs) == sample.counts[len(pairs)]
+            if listed or not all(map(_can_be_joined, leaves)):
                 return False
             if room < 0:
                 break
@@ -212,18 +220,17 @@ class LossCheck:
         counts, number = sample.counts[: len(pairs)], sum(sample.counts[: len(pairs)])
         uneven = sample.inputs is None  # samples may have different numbers of rows
         together = joined([outputs for outputs, _ in pairs], None if uneven else counts)
-        parts = [self._evaluated(*pair) for pair in pairs]
-        inside = all(part.inside for part in parts)
         # A loss that reads what the forward pass left has another value after later passes.
-        again = relative(parts[0].loss, recorded) if torch.isfinite(recorded.loss) else 0.0
-        if together is None or inside or again > 1e-6:
+        again = relative(self._evaluated(*pairs[0]).loss, recorded)
+        if together is None or (torch.isfinite(recorded.loss) and again > 1e-6):
             return False
         # Rounding to half precision changes a loss by more than the faults to be found.
         with self._context():
             wide = torch.is_autocast_enabled(self._device.type)
         wide = wide or any(leaf.dtype in HALF for leaf in floats(together))
-        if wide:
-            parts = [self._evaluated(*pair, wide=True) for pair in pairs]
+
+        def parts() -> list[Evaluated]:
+            return [self._evaluated(*pair, wide=wide) for pair in pairs]
 
         def whole() -> Evaluated:
             with _fails_as(
@@ -238,18 +245,24 @@ class LossCheck:
 
     def _compare_inside(self, sample: Sample) -> bool:
         """Compare losses, with a graph from the model's outputs to the loss only."""
-        parts = [self._with_graph(*part) for part in sample.parts]
-        whole = partial(self._with_graph, sample.inputs, sample.targets(len(parts)))
+
+        def parts() -> list[Evaluated]:
+            return [self._with_graph(*part) for part in sample.parts]
+
+        whole = partial(self._with_graph, sample.inputs, sample.targets(len(sample.counts)))
         return self._compare(sample, parts, whole, True, False)
 
     def _compare(
         self,
         sample: Sample,
-        parts: Sequence[Evaluated],
+        evaluate_parts: Callable[[], list[Evaluated]],
         evaluate_whole: Callable[[], Evaluated],
         inside: bool,
         wide: bool,
     ) -> bool:
+        parts = evaluate_parts()
+        if not inside and all(part.inside for part in parts):
+            return False
         whole = evaluate_whole()
         if not torch.isfinite(whole.loss):
             return False  # the mini-batch itself will raise the error
@@ -260,11 +273,12 @@ class LossCheck:
         if value <= narrow and gradient <= allowed:
             return True
         drawn = self._generators()
-        again = evaluate_whole()
-        if drawn != self._generators():
-            return False  # whole and parts had other random numbers
-        spread = relative(again.loss, whole)
-        if spread > narrow or (difference(again.gradients, whole.gradients) or 0.0) > allowed:
+        same = _alike([whole], [evaluate_whole()], narrow, allowed)
+        if drawn != self._generators():  # whole and parts had other random numbers
+            firsts, times = [whole, *parts], range(_REPEATS)
+            again = ([evaluate_whole(), *evaluate_parts()] for _ in times)
+            same = same and all(_alike(firsts, each, narrow, allowed) for each in again)
+        if not same:
             return False
         raise LossCheckError(
             f"the loss of {sum(sample.counts[: len(parts)])} samples is {float(whole.loss):.6g}, "
@@ -285,14 +299,12 @@ class LossCheck:
 
         Random numbers and buffers are the same each time.
         """
-        # Outputs with one row per sample, told from outputs that happen to be of that length.
         count, total = sample.counts[1], sum(sample.counts)
         _, (inputs, _) = sample.parts
-        alone = [len(leaf) == count for leaf in self._rows(inputs)]
+        alone = self._rows(inputs)
 
         def last(inputs: Any) -> list[Tensor]:
-            rows = zip(self._rows(inputs), alone, strict=True)
-            return [leaf[-count:] for leaf, own in rows if own and len(leaf) == total]
+            return _of_part(alone, self._rows(inputs), total - count, count, total)[1]
 
         with _fails_as(
             MixedSamplesError,
@@ -308,15 +320,31 @@ class LossCheck:
         if again is None or again > allowed:
             self.hidden_state = True
             return False
-        raise MixedSamplesError(
-            f"what the model returns for a sample depends on the other samples beside it (by "
-            f"{100 * off:.2g} % for {count} samples), and a part of the mini-batch has only its "
-            f"own. Name in shared= what belongs to the whole mini-batch, give samples first "
-            f"(batch_first=True of torch's recurrent layers and transformers), or let the model "
-            f"treat samples one by one. If it is to compare them, return embeddings, one row for "
-            f"each sample, and compare them in loss_fn, which is checked. If it is a normalisation "
-            f"by the batch that may be one by the part, as BatchNorm's is, {_OFF}"
-        )
+        raise _mixed(off, count)
+
+    def _compare_alone(self, sample: Sample) -> bool:
+        """Refuse a model that computes other outputs for a part alone than in the whole.
+
+        It sees the last samples or their number, which is the same beside other neighbours.
+        """
+        whole, total, start = self._rows(sample.inputs), sum(sample.counts), 0
+        for (inputs, _), count in zip(sample.parts, sample.counts, strict=True):
+            ours, theirs = _of_part(self._rows(inputs), whole, start, count, total)
+            off, allowed, start = difference(ours, theirs), self._tolerance(theirs), start + count
+            if off is not None and off > allowed:
+                if self._draws(sample.inputs, allowed):
+                    return False  # other numbers for another number of samples
+                raise _mixed(off, count)
+        return True
+
+    def _draws(self, inputs: Any, allowed: float) -> bool:
+        """Whether a call draws random numbers, or leaves a state that the next one reads."""
+        with self._undone():
+            before = self._generators()
+            first = floats(self._forward(inputs))
+            drawn = before != self._generators()
+            off = difference(first, floats(self._forward(inputs)))
+            return drawn or off is None or off > allowed
 
     def _rows(self, inputs: Any) -> list[Tensor]:
         with self._undone():
@@ -380,6 +408,42 @@ def _fails_as(kind: type[BatchError], why: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise kind(f"{why} ({error}). {_OFF}") from error
+
+
+def _alike(firsts: list[Evaluated], again: list[Evaluated], narrow: float, allowed: float) -> bool:
+    return all(
+        relative(b.loss, a) <= narrow and (difference(a.gradients, b.gradients) or 0.0) <= allowed
+        for a, b in zip(firsts, again, strict=True)
+        if torch.isfinite(a.loss)
+    )
+
+
+def _mixed(off: float, count: int) -> MixedSamplesError:
+    return MixedSamplesError(
+        f"what the model returns for a sample depends on the other samples beside it (by "
+        f"{100 * off:.2g} % for {count} samples), and a part of the mini-batch has only its "
+        f"own. Name in shared= what belongs to the whole mini-batch, give samples first "
+        f"(batch_first=True of torch's recurrent layers and transformers), or let the model "
+        f"treat samples one by one. If it is to compare them, return embeddings, one row for "
+        f"each sample, and compare them in loss_fn, which is checked. If it is a normalisation "
+        f"by the batch that may be one by the part, as BatchNorm's is, {_OFF}"
+    )
+
+
+def _of_part(
+    alone: list[Tensor], whole: list[Tensor], start: int, count: int, total: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """A part's outputs with rows of its `count` samples, and their rows among the whole's."""
+    if len(alone) == len(whole):  # the others happen to be as long, or belong to no sample
+        pairs = zip(alone, whole, strict=True)
+        rows = [
+            (a, w[start : start + count]) for a, w in pairs if (len(a), len(w)) == (count, total)
+        ]
+        return [a for a, _ in rows], [w for _, w in rows]
+    each = len(alone) // count  # tensors for each sample, in a list
+    if (len(alone), len(whole)) != (each * count, each * total):
+        return [], []
+    return alone, whole[each * start : each * (start + count)]
 
 
 def _can_be_joined(leaf: Any) -> bool:

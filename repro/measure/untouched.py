@@ -4,7 +4,7 @@ import copy
 import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -92,8 +92,8 @@ class Snapshot:
             for key, item in enumerate(value):
                 self._keep(f"{name}.{key}", item)
         elif isinstance(value, np.ndarray):
-            array = value.copy()
-            self._undo.append(lambda: np.copyto(value, array))
+            if value.flags.writeable:
+                self._undo.append(partial(np.copyto, value, value.copy()))
         elif put_back := generator_state(value):
             self._undo.append(put_back)
 
@@ -105,7 +105,7 @@ class Snapshot:
         found = {
             name: value.detach().clone()
             for name, value, _, saved in self._tensors
-            if value.layout is torch.strided and not torch.equal(bits(value), bits(saved))
+            if _is_strided(value) and not torch.equal(bits(value), bits(saved))
         }
         for name, buffers, saved in self._buffers:
             for key, buffer in buffers.items():
@@ -114,23 +114,21 @@ class Snapshot:
         return found
 
     def restore(self) -> None:
-        """Restore everything."""
-        for undo in self._undo:
-            undo()
-        with torch.no_grad():
+        """Restore everything, as far as possible; the first error is raised at the end."""
+        with ExitStack() as stack:  # calls the last first
+            stack.callback(self._put_back_numbers)
+            for parameter, gradient in self._gradients:
+                stack.callback(setattr, parameter, "grad", gradient)
             for _, tensor, data, saved in self._tensors:
-                moved = tensor.layout is torch.strided and tensor.data_ptr() != data.data_ptr()
-                if moved or tensor.shape != data.shape:
-                    tensor.data = data  # a call gave it other memory, or another size
-                # Hidden from autograd: the tensor's version stays.
-                stored(data).copy_(saved)
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
-        self._put_back_numbers()
+                stack.callback(_write, tensor, data, saved)
+            for undo in self._undo:
+                stack.callback(undo)
 
 
 def generator_state(generator: Any) -> Callable[[], Any] | None:
     """A function that puts back the present state, None for an object that is no generator."""
+    if isinstance(generator, random.SystemRandom):
+        return lambda: None  # it has no state
     if isinstance(generator, random.Random):
         return partial(generator.setstate, generator.getstate())
     if isinstance(generator, np.random.Generator):
@@ -183,7 +181,7 @@ def seed_all(seed: int, *roots: nn.Module) -> None:
 
 def stored(tensor: Tensor) -> Tensor:
     """A view of a tensor's distinct elements: one entry of each expanded dimension."""
-    if tensor.layout is not torch.strided:
+    if not _is_strided(tensor):
         return tensor
     return tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())]
 
@@ -197,3 +195,14 @@ def bits(tensor: Tensor) -> Tensor:
 def _refill(container: Any, items: Any) -> None:
     container.clear()
     (container.extend if isinstance(container, list | deque) else container.update)(items)
+
+
+def _write(tensor: Tensor, data: Tensor, saved: Tensor) -> None:
+    if _is_strided(tensor) and (tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape):
+        tensor.data = data  # a call gave it other memory, or another size
+    with torch.no_grad():
+        stored(data).copy_(saved)  # hidden from autograd: the tensor's version stays
+
+
+def _is_strided(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from repro.adaptive import DataParallel, LossCheckError, full_cost
-from repro.adaptive.loss_check import few, loss_check
+from repro.adaptive.loss_check import Checks, few, loss_check
 from repro.measure.batches import read_batch
 
 CPU, WEIGHT = torch.device("cpu"), torch.linspace(0.25, 4.0, 10)
@@ -92,3 +92,47 @@ def test_the_cost_of_a_loss_whose_check_takes_too_much_memory():
         cost = full_cost(model, (x, y), 12, loss_fn=loss)
     assert cost == pytest.approx(float(F.mse_loss(model(x), y).detach()))
     assert [each.filename for each in told] == [__file__]
+
+
+class State(nn.Linear):
+    """Keeps something of the samples it has seen, or of calls."""
+
+    def __init__(self, change):
+        super().__init__(8, 1)
+        self.change = change
+        self.register_buffer("state", torch.zeros(8))
+
+    def forward(self, x):
+        self.state.copy_(self.change(self.state, x))
+        return super().forward(x)
+
+
+STATES = {
+    "number": lambda state, x: state + len(x),
+    "last": lambda state, x: x[-1],
+    "largest": lambda state, x: torch.maximum(state, x.amax(0)),
+}
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_each_process_changes_by_its_samples_is_told(name, repeated):
+    batch = read_batch(torch.randn(12, 8), torch.randn(12, 1))
+    with pytest.warns(UserWarning, match="forward pass changes State.state"):
+        Checks(State(STATES[name]), CPU, True, repeated).make(F.mse_loss, batch, None)
+    count = State(lambda state, x: state + 1)
+    Checks(count, CPU, True, False).make(F.mse_loss, batch, None)
+
+
+def test_a_root_of_the_mean_of_two_or_one_sample_is_told():
+    def root(outputs, targets):
+        return F.mse_loss(outputs, targets).sqrt()
+
+    model, x, y = nn.Linear(8, 1), torch.randn(12, 8), torch.randn(12, 1)
+    with pytest.raises(LossCheckError):
+        DataParallel(model, root, torch.optim.SGD(model.parameters()), micro_batch=1).step(
+            x[:2], y[:2]
+        )
+    with pytest.warns(UserWarning, match="full_cost: it could not be checked") as told:
+        full_cost(model, (x, y), 1, loss_fn=root)
+    assert len(told) == 1

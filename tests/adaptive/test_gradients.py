@@ -231,6 +231,9 @@ class Busy(nn.Module):
         self.register_buffer("mean", torch.zeros(6))
         self.register_buffer("wide", torch.zeros(1).expand(6))
         self.queue, self.kept = [torch.zeros(6)], {"mean": torch.zeros(6)}
+        ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+        # Nothing can be put back in these.
+        self.held = np.broadcast_to(np.zeros(1), 3), ragged, random.SystemRandom()
 
     def forward(self, x):
         x = x.float()
@@ -310,6 +313,21 @@ def test_whatever_a_forward_pass_changes_is_put_back(name, change, fails):
         first = MEASURES[name](model, (x, y), loss)
         assert MEASURES[name](model, (x, y), loss) == first  # of the seed's random numbers
     assert all_of(model) == before and modes == {True}
+
+
+def test_what_cannot_be_put_back_hinders_nothing_else():
+    model, data = Busy(fill_lists).eval(), least_squares()[1:]
+    model.fixed = np.zeros(2)
+    model.linear.weight.grad = torch.ones(1, 6)
+
+    def loss(outputs, targets):
+        model.fixed.flags.writeable = False
+        return F.mse_loss(outputs, targets)
+
+    before = all_of(model)
+    with pytest.raises(ValueError, match="read-only"):
+        full_cost(model, data, 60, loss_fn=loss)
+    assert all_of(model) == before
 
 
 LABELS = torch.arange(60) % 3

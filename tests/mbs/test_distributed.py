@@ -27,8 +27,8 @@ CASES = ["plain", "views", "two_pass", "weights", "pieces", "auto", "auto two_pa
 WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts"]
 SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters",
            "fully_shard auto", "fully_shard two_pass auto", "Fully auto"]  # fmt: skip
-REFUSED = ["one fails", "sharded pieces", "sharded few", "static graph", "mixed precision",
-           "unwrapped"]  # fmt: skip
+REFUSED = ["one fails", "one refuses", "sharded pieces", "sharded few", "static graph",
+           "mixed precision", "unwrapped"]  # fmt: skip
 
 
 def make_model():
@@ -206,6 +206,10 @@ def run_sharded(case, rank):
     return gradients, {"micro_batches": result.num_micro_batches, "sizing": sizing}
 
 
+def root_of_the_mean(outputs, targets):
+    return F.cross_entropy(outputs, targets).sqrt()
+
+
 def run_refused(case, rank):
     """Return the error or warning of a use that is refused."""
     if case.startswith("sharded"):
@@ -227,10 +231,13 @@ def run_refused(case, rank):
         except ValueError as error:
             return [], f"{type(error).__name__}: {error}"
     model = DistributedDataParallel(make_model())
-    if rank == 1:
+    size, loss_fn = (2 if case == "one refuses" else "auto"), F.cross_entropy
+    if rank == 1 and case == "one refuses":
+        loss_fn = root_of_the_mean
+    elif rank == 1:
         model.module.register_forward_hook(lambda *_: 1 / 0)
     try:
-        MicroBatchStreamer(model, F.cross_entropy, "auto").backward(x, y)
+        MicroBatchStreamer(model, loss_fn, size).backward(x, y)
     except Exception as error:
         return [p.grad for p in model.parameters()], f"{type(error).__name__}: {error}"
 
@@ -322,11 +329,14 @@ def test_auto_agrees_on_one_size_and_tries_again_together(reports, case):
         assert [retries for each in sizes for _, retries in each] == [0] * 6
 
 
-def test_auto_fails_in_all_processes_where_it_fails_in_one(reports):
-    messages = [reports[rank]["one fails"][1] for rank in range(2)]
+@pytest.mark.parametrize(
+    ("case", "error"), [("one fails", "ZeroDivisionError"), ("one refuses", "LossCheckError")]
+)
+def test_what_fails_in_one_process_fails_in_all(reports, case, error):
+    messages = [reports[rank][case][1] for rank in range(2)]
     assert messages[0].startswith("DistributedModelError: another process failed")
-    assert messages[1].startswith("ZeroDivisionError")
-    assert all(g is None for rank in range(2) for g in reports[rank]["one fails"][0])
+    assert messages[1].startswith(error)
+    assert all(g is None for rank in range(2) for g in reports[rank][case][0])
 
 
 @pytest.mark.parametrize("case", SHARDED)

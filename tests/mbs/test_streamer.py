@@ -1,5 +1,6 @@
 import copy
 import itertools
+import random
 import weakref
 from functools import partial
 
@@ -490,6 +491,16 @@ def test_a_bad_mini_batch_leaves_everything_as_it_was(batch, weights, error, mes
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         MicroBatchStreamer(make_model(), F.cross_entropy, **options)
+
+
+def test_the_largest_micro_batch_is_told_of_pieces():
+    pieces = iter([make_batch(3), make_batch(8)])
+    result = MicroBatchStreamer(make_model(), F.cross_entropy, 8).backward(pieces)
+    assert (result.micro_batch_size, result.num_samples) == (8, 11)
+
+
+def test_a_generator_without_state_is_taken():
+    MicroBatchStreamer(make_model(), F.cross_entropy, generators=random.SystemRandom())
 
 
 def test_two_pass_needs_tensors_and_takes_no_weights():

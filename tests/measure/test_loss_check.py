@@ -2,15 +2,18 @@
 
 import random
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from repro.measure.batches import read_batch
 from repro.measure.loss_check import LossCheck, Sample
 from repro.measure.loss_parts import LossCheckError, MixedSamplesError
+from repro.measure.untouched import untouched
 
 X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
 CPU = torch.device("cpu")
@@ -49,6 +52,20 @@ def test_a_random_term_that_comes_rarely_is_no_fault(draw):
         check_of(loss).loss_adds_up(sample())
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_random_numbers_that_a_loss_does_not_use_hide_no_fault(used):
+    def loss(outputs, targets):
+        term = used * torch.rand(())
+        return (outputs - targets).square().mean().sqrt() + term
+
+    torch.manual_seed(0)
+    if used:
+        assert not check_of(loss).loss_adds_up(sample())
+    else:
+        with pytest.raises(LossCheckError):
+            check_of(loss).loss_adds_up(sample())
+
+
 def test_a_lack_of_memory_is_the_callers():
     def loss(outputs, targets):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -60,6 +77,59 @@ def test_a_lack_of_memory_is_the_callers():
 class Compares(nn.Linear):
     def forward(self, x):
         return super().forward(x - x.mean(0))
+
+
+class Outputs(nn.Linear):
+    """A layer with a function of its inputs and outputs."""
+
+    def __init__(self, function):
+        super().__init__(3, 3)
+        self.function, self.generator = function, np.random.default_rng(0)
+
+    def forward(self, x):
+        return self.function(self, x, super().forward(x))
+
+
+def noise(module, x, y):
+    return y * torch.as_tensor(module.generator.random((len(x), 1)), dtype=torch.float32)
+
+
+MIXING = {
+    "later": lambda m, x, y: y.flip(0).cumsum(0).flip(0),
+    "next": lambda m, x, y: y - torch.cat([y[1:], 0 * y[:1]]),
+    "last": lambda m, x, y: y - y[-1:],
+    "number": lambda m, x, y: y * len(y),
+    "list": lambda m, x, y: list(y * len(y)),
+    "dropout": lambda m, x, y: F.dropout(y * len(y), 0.5, m.training),
+}
+APART = {
+    "list": lambda m, x, y: list(y),
+    "dictionaries": lambda m, x, y: [{"a": each, "b": each[:2]} for each in y],
+    "dropout": lambda m, x, y: F.dropout(y, 0.1),
+    "unused number": lambda m, x, y: (torch.rand(()), y)[1],
+    "own numbers": noise,
+    "one number": lambda m, x, y: y * torch.rand(()),
+    "matrix": lambda m, x, y: (y, m.weight),
+}
+
+
+@pytest.mark.parametrize("first", [1, 3, 4])
+@pytest.mark.parametrize("name", MIXING)
+def test_samples_alone_show_a_model_that_sees_their_number_or_the_last(name, first):
+    with pytest.raises(MixedSamplesError, match="depends on the other samples beside it"):
+        restored(Outputs(MIXING[name])).samples_stay_apart(sample(first))
+
+
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("first", [1, 3, 4])
+def test_random_numbers_and_lists_of_samples_raise_no_alarm(name, first):
+    torch.manual_seed(0)
+    assert restored(Outputs(APART[name])).samples_stay_apart(sample(first))
+
+
+def restored(model):
+    undone = partial(untouched, model)
+    return LossCheck(model, list(model.modules()), None, CPU, undone)
 
 
 @pytest.mark.parametrize("first", [1, 2, 4, 7])
