@@ -142,7 +142,7 @@ class Buffers:
             groups[pair[0].device, pair[0].dtype].append(pair)
         with torch.no_grad():
             for pairs in groups.values():
-                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+                torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
         """Return the names of buffers outside BatchNorm that differ from `copies`.
