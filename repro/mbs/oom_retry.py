@@ -79,7 +79,7 @@ class Retries:
                 with watched as meter:
                     done = run(size)
                 if meter is not None:
-                    self.sizer.observed(done[0].sizes[0], meter.peak_bytes)
+                    self.sizer.observed(max(done[0].sizes), meter.peak_bytes)
                 break
             except Exception as error:
                 size = self._too_large or size  # set in the process that ran out

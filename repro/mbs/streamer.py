@@ -316,6 +316,13 @@ class MicroBatchStreamer:
     # A mini-batch, whole or piece by piece
 
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
+        problem: Exception | None = None
+        try:
+            self._verification.verify(piece, size)
+        except Exception as error:
+            if not self._processes.replicated:
+                raise
+            problem = error  # raised in all processes together
         plan = self._weighing.plan(piece, size)
         if self._processes.sharded:  # all processes take equally many micro-batches
             count = len(plan.bounds)
@@ -324,6 +331,7 @@ class MicroBatchStreamer:
             agreed = self._processes.agreed_count(count, piece.num_samples if free else count)
             if agreed > count:
                 plan = self._weighing.plan(piece, size, fewest=agreed)
+        self._state_due = len(plan.bounds) > 1
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
             run = partial(self._accumulate, plan, divisor)
@@ -332,8 +340,8 @@ class MicroBatchStreamer:
                 run = partial(run_two_passes, self._setting, piece, plan, updates, *own)
 
             def checked() -> Totals:
-                self._verify(piece, size, updates, alone=True)
-                self._state_due = len(plan.bounds) > 1
+                if problem is not None:
+                    raise problem
                 return run()
 
             # No process waits for one that ran out of memory.
@@ -354,7 +362,9 @@ class MicroBatchStreamer:
     def _each_piece(self, pieces: Iterator[Piece], updates: DeferredBatchNorm) -> Totals:
         totals, size = Totals(), self._size or 1
         for piece in pieces:
-            self._verify(piece, size, updates, alone=False)
+            moments = dict(updates.moments)
+            self._verification.verify(piece, size, alone=False)
+            updates.moments = moments  # without those of a check
             plan = self._weighing.plan(piece, size)
             self._state_due = len(plan.bounds) > 1 or bool(totals.sizes)
             totals += self._accumulate(plan, 1.0)
@@ -362,11 +372,6 @@ class MicroBatchStreamer:
         if not totals.sizes:
             raise EmptyBatchError("the iterator yielded no piece; give at least one sample")
         return totals
-
-    def _verify(self, piece: Piece, size: int, updates: DeferredBatchNorm, alone: bool) -> None:
-        moments = dict(updates.moments)
-        self._verification.verify(piece, size, alone)
-        updates.moments = moments  # without those of a check
 
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
         """End a mini-batch: average gradients over processes, and refuse unusable losses."""

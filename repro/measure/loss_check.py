@@ -160,7 +160,8 @@ class LossCheck:
         if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in self._modules):
             return True
         # Micro-batch statistics are the papers' behaviour, so that no model is refused for them.
-        kinds: tuple[Any, ...] = (_NormBase, nn.Module)
+        # RReLU draws as many random numbers as there are negative elements.
+        kinds: tuple[Any, ...] = ((_NormBase, nn.RReLU), nn.Module)
 
         def made(check: Callable[..., bool]) -> bool:
             return any(self._attempt(check, sample, evaluating=kind) for kind in kinds)
@@ -420,9 +421,9 @@ def _alike(firsts: list[Evaluated], again: list[Evaluated], narrow: float, allow
 
 def _mixed(off: float, count: int) -> MixedSamplesError:
     return MixedSamplesError(
-        f"what the model returns for a sample depends on the other samples beside it (by "
-        f"{100 * off:.2g} % for {count} samples), and a part of the mini-batch has only its "
-        f"own. Name in shared= what belongs to the whole mini-batch, give samples first "
+        f"what the model returns for a sample depends on the other samples beside it, or on their "
+        f"number (by {100 * off:.2g} % for {count} samples), and a part of the mini-batch has only "
+        f"its own. Name in shared= what belongs to the whole mini-batch, give samples first "
         f"(batch_first=True of torch's recurrent layers and transformers), or let the model "
         f"treat samples one by one. If it is to compare them, return embeddings, one row for "
         f"each sample, and compare them in loss_fn, which is checked. If it is a normalisation "

@@ -127,6 +127,13 @@ def test_random_numbers_and_lists_of_samples_raise_no_alarm(name, first):
     assert restored(Outputs(APART[name])).samples_stay_apart(sample(first))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_random_numbers_for_some_elements_alone_raise_no_alarm(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 3), nn.RReLU())
+    assert restored(model).samples_stay_apart(sample(4))
+
+
 def restored(model):
     undone = partial(untouched, model)
     return LossCheck(model, list(model.modules()), None, CPU, undone)
