@@ -186,7 +186,8 @@ def run(
         typer.echo(terminal.prose(dry_run.GROUNDS))
         raise typer.Exit(any(row["result"].startswith(dry_run.FAILS) for row in rows))
     setting = replace(setting, device=arguments.check_device(setting.device))
-    _allow_stand_in(stand_in, setting.profile)
+    if stand_in:
+        arguments.allow_stand_in(setting.profile)
     failed = running.compute(named, setting, kept, dataset or (), address, workers, typer.echo)
     raise typer.Exit(1 if failed else 0)
 
@@ -416,11 +417,11 @@ def notebooks(
             )
     if refresh:
         _refuse("--refresh runs notebooks as they are", **given, **{"data-stand-in": stand_in})
-    else:
-        _allow_stand_in(stand_in, given.setdefault("profile", "view"))
+    elif stand_in:
+        arguments.allow_stand_in(given.get("profile", "view"))
     chosen = runner.find(names or ())
     if not refresh:
-        arguments.check_profile(given["profile"], computing=False)
+        arguments.check_profile(given.setdefault("profile", "view"), computing=False)
         runner.check(chosen, given)
     failures = 0
     for path in chosen:
@@ -450,15 +451,6 @@ def _refuse(why: str, **given: Any) -> None:
 
     for name in (name for name, value in given.items() if value):
         raise UsageError(f"{why}, and takes no --{name}; leave it out")
-
-
-def _allow_stand_in(stand_in: bool, profile: str) -> None:
-    from repro.experiments.arguments import STAND_IN
-
-    if profile != "paper":
-        _refuse(f"profile {profile} takes the best data at hand", **{"data-stand-in": stand_in})
-    elif stand_in:
-        os.environ[STAND_IN] = "1"
 
 
 def _tell(line: str) -> None:
