@@ -187,7 +187,7 @@ def run(
         raise typer.Exit(any(row["result"].startswith(dry_run.FAILS) for row in rows))
     setting = replace(setting, device=arguments.check_device(setting.device))
     if stand_in:
-        os.environ[arguments.STAND_IN] = "1"
+        arguments.allow_stand_in(setting.profile)
     failed = running.compute(named, setting, kept, dataset or (), address, workers, typer.echo)
     raise typer.Exit(1 if failed else 0)
 
@@ -417,8 +417,8 @@ def notebooks(
             )
     if refresh:
         _refuse("--refresh runs notebooks as they are", **given, **{"data-stand-in": stand_in})
-    if stand_in:
-        os.environ[arguments.STAND_IN] = "1"
+    elif stand_in:
+        arguments.allow_stand_in(given.get("profile", "view"))
     chosen = runner.find(names or ())
     if not refresh:
         arguments.check_profile(given.setdefault("profile", "view"), computing=False)

@@ -178,6 +178,12 @@ for artefact, out, *named in (
 ):  # fmt: skip
     add(("figure", artefact, "--out", out), *named)
 add(("figure", "mbs/figure3", "--profile", "paper", "--out", "x.svg"), "run mbs/figure3")
+add(("figure", "overview", "--out", "x.svg", "--set", "engine=ray"), "takes no --set")
+for command in (FIGURE, ("notebooks", "--profile", "quick")):
+    add((*command, "--data-stand-in"), "--data-stand-in", "leave it out")
+for classes in ("99999999999999999999", "4611686018427387904"):
+    model = ("--model", "torchvision/resnet18", "--batch", "8", "--memory", "1GiB")
+    add(("advise", *model, "--classes", classes), "verflow")
 
 # Datasets that cannot be read.
 for content in ("file", "fifo"):

@@ -166,7 +166,7 @@ def advise(
     Raises:
         AdviceError: A number or a name is none, or the step cannot be recorded or run.
     """
-    if not probe_seconds >= 0:
+    if not 0 <= probe_seconds < float("inf"):
         raise AdviceError(f"probe_seconds is {probe_seconds!r}: give seconds, 0 or more")
     device = str(device)
     present = _is_present(device)

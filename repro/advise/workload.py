@@ -101,8 +101,8 @@ class Workload:
         with torch.device("meta"):
             try:
                 shape = make()
-            except ValueError as error:  # its own texts say what there is
-                raise AdviceError(str(error)) from error
+            except (ValueError, TypeError, RuntimeError) as error:  # its texts say what there is
+                raise AdviceError(str(error).partition("\n")[0]) from error
             samples = _images(shape, image) if example is None else partial(_resized, example)
         if blocks is None:
             blocks = repeated_blocks(shape)

@@ -76,6 +76,13 @@ def check_data(root: str | None) -> str | None:
     return root
 
 
+def allow_stand_in(profile: str) -> None:
+    """Let the profile ``paper`` take other data where its own lack, also in notebooks."""
+    if profile != "paper":
+        raise UsageError(f"--data-stand-in is for profile paper, not for {profile}; leave it out")
+    os.environ[STAND_IN] = "1"
+
+
 def data_at_hand(root: str | None) -> dict[str, str]:
     """Return the datasets that can be loaded without a download, with their locations."""
     from repro import datasets

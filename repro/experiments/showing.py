@@ -131,6 +131,8 @@ def write_figure(
     if form not in FORMATS:
         raise UsageError(f"--out is {out!r}; let it end in .svg, .pdf or .png")
     if target == "overview":
+        if changes:
+            raise UsageError("overview has figures of all papers, and takes no --set; leave it out")
         _check_target(path, "the figure")
         sources = {key: find_source(load_paper(key), profile, device) for key in PAPERS}
         _write(path, report.figure_file(story.effects_figure(sources), form))

@@ -206,6 +206,7 @@ def test_measured_on_an_accelerator_within_the_limit(device, monkeypatch):
         ({"device": "toaster"}, "'toaster' is not known"),
         ({"device": "meta"}, "computes nothing"),
         ({"probe_seconds": float("nan")}, "probe_seconds is nan"),
+        ({"probe_seconds": float("inf")}, "probe_seconds is inf"),
         ({"optimizer": "lamb"}, "optimizer is 'lamb'"),
     ],
 )
