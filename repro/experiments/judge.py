@@ -179,20 +179,18 @@ def contrast(
         if wrong:
             raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
         cells = [c.logs() if isinstance(c, BySeed) else [math.log(v) for v in c] for c in cells]
-    finite = all(math.isfinite(value) for cell in cells for value in cell)
-    add = math.fsum if finite else sum  # of infinities there may be no sum
     by_seed = [cell for cell in cells if isinstance(cell, BySeed)]
     if len(by_seed) == len(cells):
         seeds = judging_seeds(by_seed)
         rows = zip(*(cell.at(seeds) for cell in by_seed), strict=True)
-        sums = [add(w * v for w, v in zip(weights, row, strict=True)) for row in rows]
+        sums = [_sum(w * v for w, v in zip(weights, row, strict=True)) for row in rows]
         cells, weights = [sums], [1]
     else:
         cells = [c.at(judging_seeds([c])) if isinstance(c, BySeed) else c for c in cells]
-    mean = add(w * add(c) / len(c) for c, w in zip(cells, weights, strict=True))
+    mean = _sum(w * _sum(c) / len(c) for c, w in zip(cells, weights, strict=True))
     form: dict[str, Any] = {"log": log, "unit": unit, "digits": digits, "trials": trials}
     shortest = min(map(len, cells))
-    if shortest < 2 or not finite:
+    if shortest < 2 or not math.isfinite(mean):
         return Estimate(mean, math.nan, math.nan, shortest, **form)
     floor = resolution**2 / 12
     parts = [
@@ -203,6 +201,12 @@ def contrast(
     freedom = math.fsum(part**2 / dof for part, dof in parts)
     dof = total**2 / freedom if freedom else math.inf
     return Estimate(mean, math.sqrt(total), dof, shortest, **form)
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Return an exact sum; of infinities, where there may be none, NaN or an infinity."""
+    numbers = [*values]
+    return math.fsum(numbers) if all(map(math.isfinite, numbers)) else sum(numbers)
 
 
 def difference(

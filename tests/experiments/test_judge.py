@@ -256,3 +256,5 @@ class TestClaims:
 def test_a_cell_without_seeds_beside_one_with_seeds_leaves_the_first_look_out():
     looked = BySeed([9.0, 9.0, 1.0, 2.0], (0, 1, 2, 3), look=(0, 1))
     assert judge.difference(looked, [0.0, 0.5]).mean == pytest.approx(1.25)
+    diverged = BySeed([math.inf, 9.0, 1.0, 2.0], (0, 1, 2, 3), look=(0, 1))
+    assert judge.difference(diverged, [0.0, 0.5]) == judge.difference(looked, [0.0, 0.5])
