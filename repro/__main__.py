@@ -445,7 +445,7 @@ def data_(
         typer.echo(_printable(f"{name}: {' '.join(outcome.split())}"))
 
 
-def _refuse(why: str, **given: Any) -> None:
+def _refuse(why: str, /, **given: Any) -> None:
     """Refuse the options, by name, that would be ignored."""
     from repro.experiments.design import UsageError
 

@@ -102,7 +102,8 @@ def few(
     """A few informative samples of a mini-batch of at least two, and those with `new` labels."""
     first, second = telling_samples(batch, min(_SAMPLES, batch.num_samples) // 2)
     order = list(dict.fromkeys([*first, *second, *one_of_each(batch, _LABELS, new)]))
-    cut = max(1, len(first) - 1)  # of equal parts more have equal weights by chance
+    # Parts of equal size would more often have equal weights, which hide a plain mean.
+    cut = max(1, len(first) - 1)
     targets = batch.take(order)[1]
     if weights is not None:
         weights = torch.as_tensor(weights, dtype=torch.float64)[order]

@@ -181,23 +181,23 @@ class RayEngine(Engine):
 
     def _wait_for_room(self, numbers: Iterable[int]) -> None:
         """Wait until workers are ready: at the start, and where one has lost its machine."""
-        ray, since, late = self._ray, time.monotonic(), list(numbers)
+        ray, since = self._ray, time.monotonic()
+        late = {self._actors[number].prepare.remote(self._puts): number for number in numbers}
         while late:
-            up = {self._actors[number].prepare.remote(self._puts): number for number in late}
-            ready, waiting = ray.wait([*up], num_returns=len(up), timeout=CHECK_S)
-            late = [up[each] for each in waiting]
-            for each in ready:
+            for each in ray.wait([*late], num_returns=len(late), timeout=CHECK_S)[0]:
+                number = late.pop(each)
                 try:
                     ray.get(each)
                 except ray.exceptions.ActorUnavailableError:  # called while it ended
-                    late.append(up[each])
                     time.sleep(0.1)
+                    late[self._actors[number].prepare.remote(self._puts)] = number
             _check_answer(ray)
             if late and time.monotonic() - since > PLACE_S:
+                workers = ", ".join(f"worker {number}" for number in late.values())
                 raise ClusterError(
                     f"no machine has had {self._cpus:g} CPU, or a share of a GPU, within "
-                    f"{PLACE_S:g} s for {', '.join(f'worker {number}' for number in late)}; add a "
-                    f"machine, end what else runs there, or lower cpus_per_worker; then {_GO_ON}"
+                    f"{PLACE_S:g} s for {workers}; add a machine, end what else runs there, or "
+                    f"lower cpus_per_worker; then {_GO_ON}"
                 )
 
     @contextlib.contextmanager

@@ -240,9 +240,6 @@ class Claim:
     def papers_number(self, name: str, ours: Case) -> str | None:
         """Return the paper's effect of a case, or the margin, as text on the scale of ours."""
         log = isinstance(ours, Estimate) and ours.log
-        written = self.margin if self.effect is None else self.effect
-        if isinstance(ours, NotRun) and isinstance(written, Mapping) and name not in written:
-            return None  # it stands for several cases
         effect = self.effect_of(name)
         if effect is None and self.margin is not None:
             effect = self._of(self.margin, name) + log  # of a ratio the margin is a share

@@ -21,9 +21,9 @@ from repro.experiments.run import Setting, Step, seconds_of
 from repro.records import Record, library_versions
 
 CLOSE = 1e-5  # relative, on another kind of processor
-# There a loss of a training may differ so much, relative, or so many times the most of the steps
-# before. Without oneDNN, on one machine, those of 45 reference records differ by up to 1e-3, or 200
-# times the most before, and the norm of the weights by less than the losses.
+# On another kind of processor a loss may differ by `EARLY`, relative, or by `GROWS` times the
+# largest difference of the steps before. Without oneDNN, on one machine, the losses of 45 reference
+# records differ by up to 1e-3, or 200 times that; the norm of the weights by less than the losses.
 EARLY, GROWS = 1e-3, 1000.0
 NOTHING = 1e-8  # absolute, on another kind of processor: errors of gradients are rounding alone
 WHOLE_S = 60  # a run that took longer is compared by its first steps

@@ -52,8 +52,8 @@ class Setting:
     seeds: tuple[int, ...] | None = None  # instead of the profile's
     retry_failed: bool = False  # whether runs that failed are run again
     changed: arguments.Choices = ()  # keys and values of --set
-    until: float | None = None  # by `time.monotonic`: nothing begins later,
-    expected_s: float = 0.0  # or, with the seconds expected of a run, nothing ends later
+    until: float | None = None  # by `time.monotonic`: nothing begins later
+    expected_s: float = 0.0  # of a run: above 0 nothing is begun that would end after `until`
 
     def command(self, target: str, dataset: str | None) -> str:
         """Return a command line that computes a record again."""

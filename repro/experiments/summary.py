@@ -15,7 +15,7 @@ from repro.experiments.design import (
     paper_toml,
     setting_of,
 )
-from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, Verdict
+from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, NotRun, Verdict
 from repro.experiments.query import Results, Source, of_reference
 from repro.experiments.view import devices
 
@@ -60,7 +60,8 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
 
 def _papers_number(claim: Claim, verdict: Verdict) -> str:
     """Return the paper's number, or the margin, of the case that sets a verdict's word."""
-    number = claim.papers_number(*claim.deciding(verdict)) if verdict.cases else None
+    name, case = claim.deciding(verdict) if verdict.cases else ("", NotRun())
+    number = None if isinstance(case, NotRun) else claim.papers_number(name, case)
     return number or report.DASH
 
 

@@ -29,8 +29,8 @@ class Variable:
     # Class defaults save time: every result of an operation makes a variable.
     resident = True  # it takes device memory
     valid = False  # the host's copy is correct, or will be once `outgoing` is done
-    locked = False  # it is never swapped out: its address is in use, or
-    fixed = False  # its memory is not torch's own, or is shared: then both are true
+    locked = False  # it is never swapped out, since its address is in use or it is fixed
+    fixed = False  # its memory is not torch's own, or is shared
     raw = False  # native code may write it by its address: no copy of it is trusted
     storage_ref: weakref.ref[torch.UntypedStorage] | None = None
     place: Place | None = None  # on the host, if it has one

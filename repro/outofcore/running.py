@@ -36,7 +36,7 @@ from repro.outofcore.recording import (
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Kind
 
-_EMPTY = torch.ops.aten.empty.memory_format  # of no bytes in each batch norm
+_EMPTY = torch.ops.aten.empty.memory_format  # each batch norm makes one of no bytes
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
 _PATIENCE_S = 300.0  # longest wait for another thread's operation
 UNLIMITED = 1 << 62  # bytes: a budget for recording only, with one part per element
