@@ -12,7 +12,7 @@ to future work (section 6).
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -29,7 +29,7 @@ from repro.outofcore.host import SLAB_BYTES
 from repro.outofcore.plan import Draft, PlanError, SwapPlan
 from repro.outofcore.recording import Recording
 from repro.outofcore.schedule import fastest, plan_swaps, score, windows
-from repro.outofcore.sequence import Action, Kind, Trace
+from repro.outofcore.sequence import Action, Function, Kind, Trace
 from repro.outofcore.simulation import Rates, Simulation, Times, Vector, check_budget
 
 MARGINS = (0.0, 0.03)  # of the budget
@@ -37,6 +37,7 @@ _ROUNDS = 2  # packed plans of each margin
 TRYING_S = 1.0  # time for better plans of a repeated iteration; at least one plan is tried
 _COPY_LATENCY_S = 3e-5  # the cost of starting a copy, for the simulation
 _MARGIN = 0.01  # least gain of a better plan, as a share of an iteration
+_SMALL_SHARE = 0.01  # of the budget, for variables that are too small to be worth a copy
 
 
 def plan_packed(
@@ -272,6 +273,34 @@ def host_bytes(trace: Trace, budget_bytes: int) -> int:
     return -(-needed // SLAB_BYTES) * SLAB_BYTES
 
 
+def without_small(trace: Trace, budget_bytes: int) -> tuple[Trace, int]:
+    """Return an iteration without its smallest variables, and the budget that is left.
+
+    They stay on the device, as many as take 1 % of the budget in all: to start a copy costs as much
+    for a few bytes as for many. An iteration that fits, or needs that room, is returned whole.
+    """
+    sizes, left, large = trace.sizes, budget_bytes, set(trace.sizes)
+    for name in sorted(trace.accesses, key=sizes.__getitem__):
+        if budget_bytes - left + sizes[name] > _SMALL_SHARE * budget_bytes:
+            break
+        large.discard(name)
+        left -= sizes[name]
+    functions = [
+        Function(f.name, *(tuple(filter(large.__contains__, of)) for of in (f.inputs, f.outputs)))
+        for f in trace.functions
+    ]
+    given = ({k: v for k, v in m.items() if k in large} for m in (sizes, trace.kinds, trace.deaths))
+    rest = Trace(tuple(functions), *given)
+    fits = trace.peak_bytes - trace.held_bytes <= budget_bytes
+    return (trace, budget_bytes) if fits or rest.smallest_budget > left else (rest, left)
+
+
+def with_small(plan: SwapPlan, trace: Trace, budget_bytes: int) -> SwapPlan:
+    """Return a plan of an iteration `without_small` as one of the whole iteration."""
+    stays = trace.alive_at_start - plan.trace.alive_at_start
+    return replace(plan, trace=trace, budget_bytes=budget_bytes, resident=plan.resident | stays)
+
+
 class Planner:
     """Plans iterations by a schedule; the first arguments are those of `OutOfCore`.
 
@@ -289,6 +318,7 @@ class Planner:
         self._window = None if window_bytes == "auto" else window_bytes
         chosen = schedule in ("auto", "window") and window_bytes == "auto"
         self._tunes = schedule == "packed" or chosen
+        self._spares = self._tunes and window_bytes == "auto"  # small variables
 
     def plan(self, recorded: Recording) -> SwapPlan:
         """Return a plan of an iteration quickly; errors are those of `OutOfCore`."""
@@ -296,9 +326,10 @@ class Planner:
         given = trace, budget, recorded.times, rates, _COPY_LATENCY_S
         match self.schedule:
             case "auto" | "window":
-                return plan_swaps(trace, budget, self._window)
+                return with_small(plan_swaps(*self._part(trace), self._window), trace, budget)
             case "packed":
-                return next(packed_plans(*given))
+                packed = next(packed_plans(*self._part(trace), *given[2:]))
+                return with_small(packed, trace, budget)
             case "paper":
                 return plan_literally(trace, budget, self._window)
             case "lms":
@@ -325,7 +356,8 @@ class Planner:
             return None
         given = np.asarray(recorded.times), self._rates(), _COPY_LATENCY_S
         until, best, found = time.perf_counter() + TRYING_S, score(plan, *given), None
-        for candidate in self._candidates(plan.trace, *given):
+        for part in self._candidates(*self._part(plan.trace), *given):
+            candidate = with_small(part, plan.trace, self.budget_bytes)
             tried = score(candidate, *given)
             if tried[0] < (1 - _MARGIN) * best[0] or (tried[0] <= best[0] and tried[1] < best[1]):
                 best, found = tried, candidate
@@ -333,10 +365,14 @@ class Planner:
                 break
         return found
 
+    def _part(self, trace: Trace) -> tuple[Trace, int]:
+        whole = trace, self.budget_bytes
+        return without_small(*whole) if self._spares else whole
+
     def _candidates(
-        self, trace: Trace, times: Vector, rates: tuple[float, float], latency_s: float
+        self, trace: Trace, budget: int, times: Vector, rates: tuple[float, float], latency_s: float
     ) -> Iterator[SwapPlan]:
         if self.schedule != "window":
-            yield from packed_plans(trace, self.budget_bytes, times, rates, latency_s)
+            yield from packed_plans(trace, budget, times, rates, latency_s)
         if self.schedule != "packed":
-            yield from windows(trace, self.budget_bytes, times)
+            yield from windows(trace, budget, times)

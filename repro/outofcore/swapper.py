@@ -79,7 +79,8 @@ class OutOfCore:
         budget_bytes: Bytes of tensor storages that may be on the device at once. Workspace of
             operations comes on top.
         window_bytes: Look-ahead (`plan_swaps`), None for 1.5 times the budget; ``"auto"`` chooses
-            by simulation with measured times, for about a second.
+            by simulation with measured times, for about a second, and leaves the smallest
+            variables, 1 % of the budget, on the device.
         device: The device of the managed tensors; None for the current accelerator, else the CPU.
         swap_folder: On the CPU, a folder for a file of swapped-out tensors; None keeps them in
             memory, on top of the budget. With a folder, this process returns freed memory to the

@@ -1,9 +1,18 @@
 """Plans of a recorded iteration: one at once, a better one where it repeats."""
 
-import pytest
-from traces import chain
+import random
 
-from repro.outofcore import BudgetTooSmall, PlanError, plan_packed, planning, tune_window
+import pytest
+from traces import chain, random_trace
+
+from repro.outofcore import (
+    BudgetTooSmall,
+    PlanError,
+    plan_packed,
+    plan_swaps,
+    planning,
+    tune_window,
+)
 from repro.outofcore.planning import Planner
 from repro.outofcore.recording import Recording
 
@@ -45,3 +54,27 @@ def test_what_is_not_to_be_tuned():
         planner(budget=1).plan(RECORDED)
     with pytest.raises(PlanError, match="returned None: return a SwapPlan"):
         planner(lambda *_: None).plan(RECORDED)
+
+
+def test_the_smallest_variables_stay_within_the_budget(monkeypatch):
+    monkeypatch.setattr(planning, "_SMALL_SHARE", 0.2)
+    rng, stayed = random.Random(0), 0
+    for _ in range(300):
+        trace = random_trace(rng)
+        budget = rng.randint(trace.smallest_budget, max(trace.smallest_budget, trace.peak_bytes))
+        rest, left = planning.without_small(trace, budget)
+        small = trace.accesses.keys() - rest.accesses.keys()
+        assert sum(trace.sizes[name] for name in small) == budget - left <= 0.2 * budget
+        one = len(trace.functions) * [1.0]
+        for plan in (plan_swaps(rest, left), plan_packed(rest, left, one, 1.0)):
+            whole = planning.with_small(plan, trace, budget)
+            assert whole.verify() <= budget
+            moved = {name for actions in (*whole.before, *whole.after) for _, name in actions}
+            assert not moved & small
+            stayed += bool(moved and small)
+    assert stayed > 50
+
+
+def test_an_iteration_that_fits_moves_nothing():
+    trace = chain(9, width=1000, weight=1)
+    assert planning.without_small(trace, trace.peak_bytes) == (trace, trace.peak_bytes)
