@@ -76,6 +76,7 @@ class RawAccess(TorchFunctionMode):
         | {"_pack_padded_sequence", "_pad_packed_sequence", "tensor_split", "ctc_loss"}
     )
     WATCHED = LOCKS | {"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"}
+    WATCHED |= {"apply_", "map_", "map2_"}  # they write in a Python loop, which is no operation
 
     def __init__(self, owner: Any) -> None:
         super().__init__()

@@ -661,6 +661,23 @@ class TestAddresses:
                 torch.empty(4 * KIB)
             assert [t.sum().item() for t in tensors] == [KIB * i for i in range(8)]
 
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda x, y: x.apply_(lambda a: a + 1),
+            lambda x, y: x.map_(y, lambda a, b: a + 1),
+            lambda x, y: x.map2_(y, y, lambda a, b, c: a + 1),
+        ],
+    )
+    def test_loops_in_python_over_elements_are_writes(self, write):
+        x, tensors = torch.zeros(KIB), crowd()
+        with OutOfCore(24 * KIB):
+            for i in range(3):
+                touch(tensors)
+                assert x.sum().item() == i * KIB  # from here on the host's copy is the same
+                write(x, tensors[0])
+        assert x.sum().item() == 3 * KIB
+
     def test_own_memory_is_not_called_foreign(self):
         net = nn.Linear(KIB, 1)
         with warnings.catch_warnings(action="error"), OutOfCore(24 * KIB) as block:
