@@ -67,6 +67,8 @@ class Follower:
         trace = recorded.trace
         self._number = number = {name: v for v, name in enumerate(trace.accesses)}
         self.sizes = [variable.nbytes for variable in recorded.order]
+        self._shapes = [variable.shape for variable in recorded.order]
+        self.reshaped = False  # in this iteration a shape differs: others' sizes may, too
         self.persistent = {number[name] for name in trace.persistent}
         # The actual variable for each of the trace's; until it is replaced, of the one before.
         self.bound: list[Variable | None] = list(recorded.order)
@@ -82,6 +84,7 @@ class Follower:
             inputs = tuple(number[name] for name in function.inputs)
             written = tuple(number[n] for n in function.outputs if n in function.inputs)
             varies, nbytes = known.collective or known.by_values, sum(self.sizes[v] for v in births)
+            varies = varies or (not inputs and bool(births))  # by numbers alone
             self.steps.append(
                 Step(operation, known, varies, inputs, written, frozenset(given), births, nbytes)
             )
@@ -187,6 +190,8 @@ class Follower:
             bound[variable.bound] = None
         bound[v] = variable
         variable.bound = v
+        if variable.shape != self._shapes[v]:
+            self.reshaped = True
 
     def passed(self) -> list[Entry]:
         """Return this iteration's operations that followed the plan, as log entries."""
@@ -280,7 +285,7 @@ class Iterations:
             self._end_recording(self.log, done)
         self.origin = clock
         if self.follower is not None:
-            self.follower.cursor = 0
+            self.follower.cursor, self.follower.reshaped = 0, False
 
     def _end_recording(self, log: list[Entry], done: bool) -> None:
         recorded = build(sum_in_place(log, self.origin), self.origin, self.recorded)

@@ -75,8 +75,13 @@ class Running:
         given = args
         if step is None and operation is ADD:
             step, given = self._planned_sum(follower, args, kwargs)
-        if step is None or (
-            step.varies and (step.signature.collective or by_values(operation, args))
+        if (
+            step is None
+            or follower.reshaped
+            or (
+                step.varies
+                and (step.signature.collective or not self._foretold(step, operation, args))
+            )
         ):
             return self._run(operation, args, kwargs)
         residency, known = self._residency, step.signature
@@ -107,6 +112,13 @@ class Running:
         operand = None if step is None else self._sums.into(args, kwargs)
         return (None if operand is None else step), (args[::-1] if operand else args)
 
+    def _foretold(self, step: Step, operation: OpOverload, args: Arguments) -> bool:
+        """Return whether an operation's results have the sizes of its step in the plan."""
+        follower = self._iterations.follower
+        if follower is None or follower.reshaped:
+            return False
+        return not step.varies or (bool(step.inputs) and not by_values(operation, args))
+
     def _run(self, operation: OpOverload, args: Arguments, kwargs: Named) -> Any:
         """Run an operation, whether it is planned or not."""
         residency, iterations = self._residency, self._iterations
@@ -136,7 +148,7 @@ class Running:
                     "every operation has to be seen: its values are those of the function itself",
                 )
             self._bring_in(step, known.name, inputs)
-            if step is not None and not (known.by_values and by_values(operation, args)):
+            if step is not None and self._foretold(step, operation, args):
                 promised = step.birth_bytes, True
             else:
                 promised = self._result_bytes(operation, known, args, kwargs)

@@ -825,6 +825,23 @@ class TestOperations:
         assert block.statistics.peak_bytes <= budget
         assert not [w for w in recwarn if "made more than could be foretold" in str(w.message)]
 
+    @pytest.mark.parametrize(
+        "source", [lambda given, shape: given, lambda _, shape: torch.ones(shape)]
+    )
+    @pytest.mark.parametrize("last", [(4, 64), (64, 8), (4096, 1)])
+    def test_other_sizes_stay_within_the_budget(self, source, last, recwarn):
+        """Of as many numbers a product may take more; a plan's sizes are of other shapes."""
+        others, shapes = crowd(24), [(32, 8)] * 4 + [last]
+        given = [torch.ones(shape) for shape in shapes]
+        with OutOfCore(80 * KIB) as block:
+            for shape, one in zip(shapes, given, strict=True):
+                touch(others)
+                x = source(one, shape)
+                (x.unsqueeze(2) @ x.unsqueeze(1)).sum()
+                block.step()
+        assert block.statistics.peak_bytes <= 80 * KIB
+        assert block.statistics.replayed == 2 and not recwarn.list
+
     @pytest.mark.parametrize("choose", CHOICES)
     def test_values_are_counted_only_where_the_most_do_not_fit(self, choose, monkeypatch):
         x, counted, count = torch.full((2 * KIB,), 2.0), [], torch.count_nonzero
