@@ -191,9 +191,10 @@ class Residency:
                 if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
                     continue
                 if tensor.device.type == "cpu" and not tensor._is_zerotensor():
-                    storage = tensor.untyped_storage()
-                    if not storage.resizable() and storage.nbytes():
-                        self._beside_aliases(storage, locked=True)
+                    with suppress(NotImplementedError):  # a wrapper of a functional transform
+                        storage = tensor.untyped_storage()
+                        if not storage.resizable() and storage.nbytes():
+                            self._beside_aliases(storage, locked=True)
 
     def _ended(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         # From now on the address may be reused.

@@ -617,6 +617,15 @@ class TestOtherTensors:
         assert len(counted) == 4
         assert block.statistics.iterations == 4
 
+    def test_wrappers_of_functional_transforms_have_no_memory(self):
+        def summed(x: torch.Tensor) -> torch.Tensor:
+            touch(others)  # of which some have to leave, for the first time
+            return x.sum()
+
+        others = crowd()
+        with OutOfCore(24 * KIB):
+            assert torch.func.vmap(summed)(torch.ones(2, 3)).tolist() == [3, 3]
+
     def test_functions_of_functions(self):
         def make():
             net, x = nn.Linear(16, 1), torch.rand(64, 16)
