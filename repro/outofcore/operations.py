@@ -271,6 +271,8 @@ def _meta(value: Any, pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> An
         if value.layout is torch.strided:
             size, stride, dtype = value.size(), value.stride(), value.dtype
             made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+            if (whole := value.untyped_storage().nbytes()) > made.untyped_storage().nbytes():
+                made = made.new_empty(whole // dtype.itemsize).as_strided(size, stride)
         else:  # a dense tensor of its shape instead
             made = torch.empty(value.shape, dtype=value.dtype, device="meta")
         pairs.append((value, made, made.untyped_storage().nbytes()))

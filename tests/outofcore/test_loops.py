@@ -352,6 +352,17 @@ class TestLayouts:
         with unwarned(UserWarning):
             same(120 * KIB, make)
 
+    def test_parts_made_by_an_operation_that_repeats_have_room(self):
+        dense, rows, others = torch.ones(16, KIB), torch.arange(4)[None], crowd(40)
+        with unwarned(UserWarning), OutOfCore(176 * KIB) as block:
+            mask = torch.sparse_coo_tensor(rows, torch.ones(4, KIB), (16, KIB), is_coalesced=True)
+            for _ in range(5):
+                touch(others)
+                dense.sparse_mask(mask)
+                block.step()
+        assert block.statistics.replayed >= 2
+        assert block.statistics.peak_bytes <= 176 * KIB
+
     @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
     def test_nested_tensors(self, layout):
         def make():
@@ -616,6 +627,15 @@ class TestOtherTensors:
             counted = {id(block._residency.find(p)) for p in net.parameters()}
         assert len(counted) == 4
         assert block.statistics.iterations == 4
+
+    def test_zeros_as_large_as_a_slices_storage_have_room(self):
+        """Of a tangent's kind, as forward-mode differentiation makes them."""
+        like, others = torch.zeros(8, KIB), crowd(20)
+        with OutOfCore(80 * KIB) as block:
+            like.add_(1)
+            touch(others)
+            torch.ops.aten._new_zeros_with_same_feature_meta(others[0], like[0])
+        assert block.statistics.peak_bytes <= 80 * KIB
 
     def test_wrappers_of_functional_transforms_have_no_memory(self):
         def summed(x: torch.Tensor) -> torch.Tensor:
