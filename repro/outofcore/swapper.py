@@ -294,13 +294,17 @@ class OutOfCore:
             for holder in holders:
                 meet(residency, holder)
             residency.make_room(0, (), lambda: "what was there before", strict=False)
-        fixed = sum(v.nbytes for v in residency.variables() if v.fixed and v.kind)
+        self._say_what_is_fixed()
+
+    def _say_what_is_fixed(self) -> None:
+        fixed = sum(v.nbytes for v in self._residency.variables() if v.fixed and v.kind)
         if fixed:
             say_once(
                 "fixed",
                 f"{fixed} bytes of the model or its optimizer lie in memory that torch does not "
-                "own alone (safetensors, mmap, numpy, other processes): they count and stay on the "
-                "device. To have them swapped, copy them before: p.data = p.data.clone()",
+                "own alone (safetensors, torch.load on a CPU, mmap, numpy, other processes): they "
+                "count and stay on the device. To have them swapped, copy them before: p.data = "
+                "p.data.clone(), optimizer.load_state_dict(copy.deepcopy(loaded))",
             )
 
     def _called(self, module: nn.Module, _: object) -> None:
@@ -323,6 +327,7 @@ class OutOfCore:
                     for kind, value in held_by(optimizer):
                         if (variable := self._residency.look_up(value)) is not None:
                             variable.kind = kind
+                    self._say_what_is_fixed()
             if self._leader is None:
                 self._leader = optimizer
             if self._leader is optimizer:

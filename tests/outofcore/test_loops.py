@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import io
 import signal
 import sys
 import warnings
@@ -462,6 +463,17 @@ class TestMemoryOfOthers:
         _said.clear()
         with pytest.raises(BudgetTooSmall, match="memory is not torch's own"):
             train(40 * KIB)
+
+    def test_loaded_state_of_an_optimizer_is_named_too(self):
+        net, file = nn.Linear(32, 32), io.BytesIO()
+        optimizer = torch.optim.Adam(net.parameters())
+        net(torch.ones(1, 32)).sum().backward()
+        optimizer.step()
+        torch.save(optimizer.state_dict(), file)
+        file.seek(0)
+        optimizer.load_state_dict(torch.load(file))
+        with pytest.warns(OutOfCoreWarning, match="torch.load"), OutOfCore(AMPLE, model=net):
+            optimizer.step()
 
     @pytest.mark.parametrize("how", ["numpy", "dlpack", "to_dlpack", "bound", "storage"])
     @pytest.mark.parametrize("before", [True, False])
