@@ -75,6 +75,7 @@ class RawAccess(TorchFunctionMode):
         {"lstm", "gru", "rnn_tanh", "rnn_relu", "quantized_lstm", "quantized_gru"}
         | {"_pack_padded_sequence", "_pad_packed_sequence", "tensor_split", "ctc_loss"}
     )
+    READ_ITEMS = frozenset({"tensor", "as_tensor", "new_tensor"})  # of lists
     WATCHED = LOCKS | {"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"}
     WATCHED |= {"apply_", "map_", "map2_"}  # they write in a Python loop, which is no operation
 
@@ -92,6 +93,9 @@ class RawAccess(TorchFunctionMode):
                     start = args[0].storage_offset() * args[0].element_size()
                     return self.owner.snapshot(args[0], keep=True).data_ptr() + start
             self.owner.bring(args[0], lock=name in self.LOCKS)
+        elif name in self.READ_ITEMS and self.owner.device.type != "cpu":
+            for tensor in tensors_in([*args, *(kwargs or {}).values()]):
+                self.owner.bring(tensor, lock=False)
         elif name in self.READ_SIZES:
             self.owner.hold_sizes(tensors_in([args, list((kwargs or {}).values())]))
             result = func(*args, **(kwargs or {}))
