@@ -771,6 +771,15 @@ class TestOtherPaths:
                 layer(x)
         assert len(said) == 1
 
+    @pytest.mark.parametrize(
+        "of", [lambda x: x.prod(0).sum(), lambda x: x.masked_fill(x > 0, x[0, 0]).sin().sum()]
+    )
+    def test_two_gradients_agree_up_to_rounding(self, of):
+        x = torch.randn(24, 24, requires_grad=True)
+        want = torch.autograd.grad(of(x), x)[0]
+        with OutOfCore(AMPLE):
+            assert torch.allclose(torch.autograd.grad(of(x), x)[0], want, 1e-4, 1e-9)
+
 
 class TestInterrupts:
     def test_one_at_any_point_ends_as_one(self):
