@@ -23,6 +23,7 @@ from repro.outofcore.residency import Variable
 from repro.outofcore.sequence import Action, Kind
 
 _MOST = 2**18  # most operations recorded in an iteration
+_SIZES = ("size", "repeats")  # arguments of operations
 _REFINEMENTS = 2  # most new plans for better known ends of variables
 
 
@@ -51,6 +52,7 @@ class Step:
     operation: OpOverload
     signature: Signature
     varies: bool  # operands or result sizes may differ from the plan's
+    sized: bool  # numbers give the sizes of its results
     inputs: tuple[int, ...]
     written: tuple[int, ...]
     arrivals: frozenset[int]  # inputs given anew each iteration, with their first use here
@@ -84,10 +86,10 @@ class Follower:
             inputs = tuple(number[name] for name in function.inputs)
             written = tuple(number[n] for n in function.outputs if n in function.inputs)
             varies, nbytes = known.collective or known.by_values, sum(self.sizes[v] for v in births)
-            varies = varies or (not inputs and bool(births))  # by numbers alone
-            self.steps.append(
-                Step(operation, known, varies, inputs, written, frozenset(given), births, nbytes)
-            )
+            named = {argument.name for argument in operation._schema.arguments}
+            sized = bool(births) and (not inputs or not named.isdisjoint(_SIZES))
+            kind = operation, known, varies or sized, sized
+            self.steps.append(Step(*kind, inputs, written, frozenset(given), births, nbytes))
         self.follow(plan)
 
     def follow(self, plan: SwapPlan) -> None:

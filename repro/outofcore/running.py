@@ -118,7 +118,7 @@ class Running:
         follower = self._iterations.follower
         if follower is None or follower.reshaped:
             return False
-        return not step.varies or (bool(step.inputs) and not by_values(operation, args))
+        return not step.varies or not (step.sized or by_values(operation, args))
 
     def _run(self, operation: OpOverload, args: Arguments, kwargs: Named) -> Any:
         """Run an operation, whether it is planned or not."""

@@ -847,6 +847,9 @@ CHOICES = [
 ]
 
 
+ONE = torch.ones(1)
+
+
 class TestOperations:
     @pytest.mark.parametrize(
         "choose",
@@ -876,7 +879,13 @@ class TestOperations:
         assert not [w for w in recwarn if "made more than could be foretold" in str(w.message)]
 
     @pytest.mark.parametrize(
-        "source", [lambda given, shape: given, lambda _, shape: torch.ones(shape)]
+        "source",
+        [
+            lambda given, shape: given,
+            lambda given, shape: torch.ones(shape),
+            lambda given, shape: ONE.new_ones(shape),
+            lambda given, shape: ONE.repeat(shape),
+        ],
     )
     @pytest.mark.parametrize("last", [(4, 64), (64, 8), (4096, 1)])
     def test_other_sizes_stay_within_the_budget(self, source, last, recwarn):
