@@ -263,7 +263,8 @@ class OutOfCore:
     def _close(self) -> None:
         self._count()
         try:
-            self._residency.restore()
+            if guards.process == self._process:  # a forked one has no threads that copy
+                self._residency.restore()
         finally:
             self._residency.budget_bytes = 1 << 62  # threads that still run move nothing more
             self._mover.close()

@@ -168,6 +168,24 @@ class TestOthers:
         assert child(code, "") == "0"
         assert child(code, str(tmp_path)) == "2"  # of a file it has no copy
 
+    @pytest.mark.slow
+    def test_a_forked_process_may_leave_the_block(self):
+        code = """
+            import os, torch
+            from repro.outofcore import OutOfCore
+
+            torch.set_num_threads(1)
+            tensors = [torch.full((1 << 15,), float(i)) for i in range(8)]
+            with OutOfCore(1 << 19):
+                for tensor in tensors * 2:
+                    tensor.add_(1)
+                if pid := os.fork():
+                    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            if pid == 0:
+                os._exit(0 if [t.mean().item() for t in tensors] == [*range(2, 10)] else 1)
+        """
+        assert child(code) == "0"
+
 
 class Branch(nn.Module):
     def __init__(self, width: int = 64) -> None:
