@@ -15,7 +15,7 @@ from repro.measure import accelerator
 from repro.microconv import backends
 from repro.microconv.cudnn import deterministic
 from repro.microconv.kernels import FORMATS, KINDS, Convolution, Kernel
-from repro.microconv.optimize import Candidate, Division, best_division
+from repro.microconv.optimize import Candidate, Division, pareto_front
 from repro.microconv.torch_backend import native
 
 # Height, width, data type, device, layout and math of a call.
@@ -113,7 +113,9 @@ class TunedKernel:
                     size: [way for way in ways if self._fits(size, way.algorithm)]
                     for size, ways in self.candidates.items()
                 }
-                self._others[batch] = best_division(batch, fitting, self.limit_bytes).parts
+                front = pareto_front(batch, fitting)
+                within = [one for one in front if one.workspace_bytes <= self.limit_bytes]
+                self._others[batch] = (within or front[:1])[-1].parts  # else the least of all
         return self._others[batch]
 
     def _fits(self, size: int, algorithm: str) -> bool:

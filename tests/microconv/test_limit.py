@@ -101,9 +101,14 @@ def test_no_convolution_of_a_network_takes_more_than_the_limit(share, policy):
 
 
 @pytest.mark.parametrize(
-    ("policy", "algorithm"), [("undivided", "torch:implicit"), ("powerOfTwo", "torch:native")]
+    ("policy", "algorithm", "mode"),
+    [
+        ("undivided", "torch:implicit", "WR"),
+        ("powerOfTwo", "torch:native", "WR"),
+        ("powerOfTwo", "torch:native", "WD"),
+    ],
 )
-def test_smaller_mini_batches_keep_to_the_limit_too(policy, algorithm):
+def test_smaller_mini_batches_keep_to_the_limit_too(policy, algorithm, mode):
     model, x = nn.Conv2d(16, 16, 3, padding=1), torch.randn(32, 16, 16, 16)
 
     @torch.no_grad()
@@ -111,7 +116,7 @@ def test_smaller_mini_batches_keep_to_the_limit_too(policy, algorithm):
         return max(peak for _, peak in peak_inside(lambda: model(x[:num_samples]), WATCHED))
 
     limit = taken(32) // 2
-    tune(model, x, limit, policy, algorithms=[algorithm], training=False, cache=None)
+    tune(model, x, limit, policy, mode, algorithms=[algorithm], training=False, cache=None)
     assert max(map(taken, (32, 31, 17))) <= limit
 
 
