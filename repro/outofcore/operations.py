@@ -75,7 +75,7 @@ class RawAccess(TorchFunctionMode):
         {"lstm", "gru", "rnn_tanh", "rnn_relu", "quantized_lstm", "quantized_gru"}
         | {"_pack_padded_sequence", "_pad_packed_sequence", "tensor_split", "ctc_loss"}
     )
-    READ_ITEMS = frozenset({"tensor", "as_tensor", "new_tensor"})  # of lists
+    READ_ITEMS = frozenset({"tensor", "as_tensor", "asarray", "new_tensor", "new"})  # of lists
     WATCHED = LOCKS | {"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"}
     WATCHED |= {"apply_", "map_", "map2_"}  # they write in a Python loop, which is no operation
 

@@ -65,7 +65,8 @@ def test_training_is_bit_identical_at_every_budget(device, model, optimizer):
 
 
 @pytest.mark.parametrize(
-    "make", [torch.tensor, torch.as_tensor, lambda items: torch.ones(1).new_tensor(items)]
+    "make",
+    [torch.tensor, torch.as_tensor, torch.asarray, lambda x: torch.ones(1).new_tensor(x)],
 )
 def test_a_tensor_made_of_tensors_that_are_away(device, make):
     """torch reads each item by its address."""
