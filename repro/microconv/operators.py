@@ -67,6 +67,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     # Like torch, keep the input only for the filters' gradient.
     ctx.save_for_backward(input if ctx.needs_input_grad[1] else None, weight)
     ctx.with_bias, ctx.shape = bias is not None, list(input.shape)
+    ctx.tuned = _layers.get(ctx.layer)  # a graph may outlive its model, or the tuning
 
 
 def _derivatives(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -15,7 +15,7 @@ from repro.measure import accelerator
 from repro.microconv import backends
 from repro.microconv.cudnn import deterministic
 from repro.microconv.kernels import FORMATS, KINDS, Convolution, Kernel
-from repro.microconv.optimize import Candidate, Division, best_division
+from repro.microconv.optimize import Candidate, Division, pareto_front
 from repro.microconv.torch_backend import native
 
 # Height, width, data type, device, layout and math of a call.
@@ -82,6 +82,7 @@ class TunedKernel:
     workspace: Workspace  # shared with other kernels
     offset: int = 0  # start of its segment in the workspace
     division: Division | None = None  # None leaves the kernel to torch
+    limit_bytes: int = 0  # workspace that divisions of other batch sizes may take
     # Of the division; other batch sizes are divided from them.
     candidates: dict[int, list[Candidate]] = field(default_factory=dict)
     _others: dict[int, Parts | None] = field(default_factory=dict, repr=False)
@@ -96,28 +97,34 @@ class TunedKernel:
         """The parts for a batch size, None if it is left to torch.
 
         A size other than the tuned one, such as the last of an epoch, is divided from the same
-        measurements; if their micro-batch sizes cannot sum to it, torch runs it.
+        measurements; if their micro-batch sizes cannot sum to it, the algorithm of the largest part
+        runs it where the workspace is large enough, else torch.
         """
         if self.division is None:
             return None
         if batch == self.batch:
             return self.division.parts
         if batch not in self._others:
-            self._others[batch] = None
+            name = self.division.parts[0][1]
+            one = batch < self.batch and self._fits(batch, name)
+            self._others[batch] = [(batch, name)] if one else None
             with suppress(ValueError):
                 fitting = {
-                    size: [way for way in ways if self._fits(size, way)]
+                    size: [way for way in ways if self._fits(size, way.algorithm)]
                     for size, ways in self.candidates.items()
                 }
-                limit = self.division.workspace_bytes
-                self._others[batch] = best_division(batch, fitting, limit).parts
+                front = pareto_front(batch, fitting)
+                within = [one for one in front if one.workspace_bytes <= self.limit_bytes]
+                self._others[batch] = (within or front[:1])[-1].parts  # else the least of all
         return self._others[batch]
 
-    def _fits(self, size: int, way: Candidate) -> bool:
-        if way.algorithm == backends.NATIVE:
+    def _fits(self, size: int, algorithm: str) -> bool:
+        if algorithm == backends.NATIVE:
             # For the whole tuned batch, its result was counted as the output, not as a buffer.
-            return size != self.batch
-        return backends.given_bytes(way.algorithm, self.kernel, size) <= self.segment_bytes
+            return size in self.candidates and size != self.batch
+        with suppress(KeyError):  # not for this size
+            return backends.given_bytes(algorithm, self.kernel, size) <= self.segment_bytes
+        return False
 
     def run(
         self,

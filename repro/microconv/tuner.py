@@ -293,6 +293,8 @@ class Tuner:
                     key = kernel, call.batch
                     own = key in self.own_divided
                     tuned[kind].division = entry.division
+                    wd, limit = self.report.mode == "WD", self.report.limit_bytes
+                    tuned[kind].limit_bytes = entry.workspace_bytes if wd else limit
                     tuned[kind].candidates = self.measured[key] if own else self._divisible(key)
                 end = offset + tuned[kind].segment_bytes
                 workspace.reserve(end)

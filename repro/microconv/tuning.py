@@ -59,7 +59,7 @@ def tune(
             model, with the mini-batch size, image size, data type and device to tune for. The
             model runs it up to some dozens of times; what that changes is undone.
         workspace_limit: Bytes, of each kernel (WR) or of all together (WD), for calls like the
-            sample's, with its mini-batch size or a smaller one.
+            sample's, with its mini-batch size; where a kernel is divided, also with a smaller one.
         policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
             `$REPRO_MICROCONV_POLICY`, else ``powerOfTwo``.
         mode: ``WR`` or ``WD``.

@@ -23,6 +23,7 @@ from repro.outofcore.residency import Variable
 from repro.outofcore.sequence import Action, Kind
 
 _MOST = 2**18  # most operations recorded in an iteration
+_SIZES = ("size", "repeats")  # arguments of operations
 _REFINEMENTS = 2  # most new plans for better known ends of variables
 
 
@@ -51,6 +52,7 @@ class Step:
     operation: OpOverload
     signature: Signature
     varies: bool  # operands or result sizes may differ from the plan's
+    sized: bool  # numbers give the sizes of its results
     inputs: tuple[int, ...]
     written: tuple[int, ...]
     arrivals: frozenset[int]  # inputs given anew each iteration, with their first use here
@@ -67,6 +69,8 @@ class Follower:
         trace = recorded.trace
         self._number = number = {name: v for v, name in enumerate(trace.accesses)}
         self.sizes = [variable.nbytes for variable in recorded.order]
+        self._shapes = [variable.shape for variable in recorded.order]
+        self.reshaped = False  # in this iteration a shape differs: others' sizes may, too
         self.persistent = {number[name] for name in trace.persistent}
         # The actual variable for each of the trace's; until it is replaced, of the one before.
         self.bound: list[Variable | None] = list(recorded.order)
@@ -82,9 +86,10 @@ class Follower:
             inputs = tuple(number[name] for name in function.inputs)
             written = tuple(number[n] for n in function.outputs if n in function.inputs)
             varies, nbytes = known.collective or known.by_values, sum(self.sizes[v] for v in births)
-            self.steps.append(
-                Step(operation, known, varies, inputs, written, frozenset(given), births, nbytes)
-            )
+            named = {argument.name for argument in operation._schema.arguments}
+            sized = bool(births) and (not inputs or not named.isdisjoint(_SIZES))
+            kind = operation, known, varies or sized, sized
+            self.steps.append(Step(*kind, inputs, written, frozenset(given), births, nbytes))
         self.follow(plan)
 
     def follow(self, plan: SwapPlan) -> None:
@@ -187,6 +192,8 @@ class Follower:
             bound[variable.bound] = None
         bound[v] = variable
         variable.bound = v
+        if variable.shape != self._shapes[v]:
+            self.reshaped = True
 
     def passed(self) -> list[Entry]:
         """Return this iteration's operations that followed the plan, as log entries."""
@@ -280,7 +287,7 @@ class Iterations:
             self._end_recording(self.log, done)
         self.origin = clock
         if self.follower is not None:
-            self.follower.cursor = 0
+            self.follower.cursor, self.follower.reshaped = 0, False
 
     def _end_recording(self, log: list[Entry], done: bool) -> None:
         recorded = build(sum_in_place(log, self.origin), self.origin, self.recorded)

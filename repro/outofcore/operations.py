@@ -75,7 +75,9 @@ class RawAccess(TorchFunctionMode):
         {"lstm", "gru", "rnn_tanh", "rnn_relu", "quantized_lstm", "quantized_gru"}
         | {"_pack_padded_sequence", "_pad_packed_sequence", "tensor_split", "ctc_loss"}
     )
+    READ_ITEMS = frozenset({"tensor", "as_tensor", "asarray", "new_tensor", "new"})  # of lists
     WATCHED = LOCKS | {"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"}
+    WATCHED |= {"apply_", "map_", "map2_"}  # they write in a Python loop, which is no operation
 
     def __init__(self, owner: Any) -> None:
         super().__init__()
@@ -91,6 +93,9 @@ class RawAccess(TorchFunctionMode):
                     start = args[0].storage_offset() * args[0].element_size()
                     return self.owner.snapshot(args[0], keep=True).data_ptr() + start
             self.owner.bring(args[0], lock=name in self.LOCKS)
+        elif name in self.READ_ITEMS and self.owner.device.type != "cpu":
+            for tensor in tensors_in([*args, *(kwargs or {}).values()]):
+                self.owner.bring(tensor, lock=False)
         elif name in self.READ_SIZES:
             self.owner.hold_sizes(tensors_in([args, list((kwargs or {}).values())]))
             result = func(*args, **(kwargs or {}))
@@ -270,6 +275,8 @@ def _meta(value: Any, pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> An
         if value.layout is torch.strided:
             size, stride, dtype = value.size(), value.stride(), value.dtype
             made = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+            if (whole := value.untyped_storage().nbytes()) > made.untyped_storage().nbytes():
+                made = made.new_empty(whole // dtype.itemsize).as_strided(size, stride)
         else:  # a dense tensor of its shape instead
             made = torch.empty(value.shape, dtype=value.dtype, device="meta")
         pairs.append((value, made, made.untyped_storage().nbytes()))

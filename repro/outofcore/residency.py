@@ -42,6 +42,7 @@ class Variable:
     died: int | None = None  # number of the operation before which it was gone
     kind = ""  # one of `sequence.KINDS`, if known
     bound = -1  # its number in the trace, in this iteration
+    shape: torch.Size | None = None  # of the first tensor of it that was met
 
     def __init__(self, nbytes: int, since: int) -> None:
         self.nbytes = nbytes  # while it is on the device
@@ -155,6 +156,7 @@ class Residency:
         self.known[key] = variable
         if variable is not None:
             variable.storage_ref = reference
+            variable.shape = None if tensor.is_nested else tensor.shape
             self.used_bytes += nbytes
             variable.locked = variable.fixed = locked
         return variable
@@ -189,9 +191,10 @@ class Residency:
                 if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
                     continue
                 if tensor.device.type == "cpu" and not tensor._is_zerotensor():
-                    storage = tensor.untyped_storage()
-                    if not storage.resizable() and storage.nbytes():
-                        self._beside_aliases(storage, locked=True)
+                    with suppress(NotImplementedError):  # a wrapper of a functional transform
+                        storage = tensor.untyped_storage()
+                        if not storage.resizable() and storage.nbytes():
+                            self._beside_aliases(storage, locked=True)
 
     def _ended(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         # From now on the address may be reused.

@@ -62,6 +62,7 @@ class Running:
         self._residency, self._lock = residency, residency.lock
         self._computes = device.type != "meta"  # tensors on meta take no room
         self._sums = Sums(device if self._computes else torch.device("cpu"))
+        self._in_parts = False  # the last operation's inputs include a sparse or nested tensor
         # Running collectives of torch.distributed, each with the variables that it pins.
         self.collectives: list[tuple[list[Any], list[Variable]]] = []
 
@@ -75,8 +76,13 @@ class Running:
         given = args
         if step is None and operation is ADD:
             step, given = self._planned_sum(follower, args, kwargs)
-        if step is None or (
-            step.varies and (step.signature.collective or by_values(operation, args))
+        if (
+            step is None
+            or follower.reshaped
+            or (
+                step.varies
+                and (step.signature.collective or not self._foretold(step, operation, args))
+            )
         ):
             return self._run(operation, args, kwargs)
         residency, known = self._residency, step.signature
@@ -107,6 +113,13 @@ class Running:
         operand = None if step is None else self._sums.into(args, kwargs)
         return (None if operand is None else step), (args[::-1] if operand else args)
 
+    def _foretold(self, step: Step, operation: OpOverload, args: Arguments) -> bool:
+        """Return whether an operation's results have the sizes of its step in the plan."""
+        follower = self._iterations.follower
+        if follower is None or follower.reshaped:
+            return False
+        return not step.varies or not (step.sized or by_values(operation, args))
+
     def _run(self, operation: OpOverload, args: Arguments, kwargs: Named) -> Any:
         """Run an operation, whether it is planned or not."""
         residency, iterations = self._residency, self._iterations
@@ -127,6 +140,7 @@ class Running:
                 parts = divide(args, budget / _PART if budget < UNLIMITED else 0)
                 if len(parts) > 1:
                     return run_in_parts(self.follow, operation, parts, args, kwargs)
+            self._in_parts = False
             inputs, written = self._operands(known, args, kwargs)
             step = iterations.expected(operation, inputs)
             if iterations.recorded is None and in_compiled():
@@ -136,7 +150,7 @@ class Running:
                     "every operation has to be seen: its values are those of the function itself",
                 )
             self._bring_in(step, known.name, inputs)
-            if step is not None and not (known.by_values and by_values(operation, args)):
+            if step is not None and not self._in_parts and self._foretold(step, operation, args):
                 promised = step.birth_bytes, True
             else:
                 promised = self._result_bytes(operation, known, args, kwargs)
@@ -191,6 +205,7 @@ class Running:
     def _hold_components(self, tensor: torch.Tensor) -> None:
         """Lock the parts of a sparse or nested tensor for good: C++ code holds them."""
         for part in components(tensor):
+            self._in_parts = True  # a result's are in no plan
             self._residency.bring(part, lock=True)
 
     def _bring_in(self, step: Step | None, name: str, inputs: list[Variable]) -> None:

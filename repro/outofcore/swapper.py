@@ -264,7 +264,8 @@ class OutOfCore:
     def _close(self) -> None:
         self._count()
         try:
-            self._residency.restore()
+            if guards.process == self._process:  # a forked one has no threads that copy
+                self._residency.restore()
         finally:
             self._residency.budget_bytes = 1 << 62  # threads that still run move nothing more
             self._mover.close()
@@ -295,13 +296,17 @@ class OutOfCore:
             for holder in holders:
                 meet(residency, holder)
             residency.make_room(0, (), lambda: "what was there before", strict=False)
-        fixed = sum(v.nbytes for v in residency.variables() if v.fixed and v.kind)
+        self._say_what_is_fixed()
+
+    def _say_what_is_fixed(self) -> None:
+        fixed = sum(v.nbytes for v in self._residency.variables() if v.fixed and v.kind)
         if fixed:
             say_once(
                 "fixed",
                 f"{fixed} bytes of the model or its optimizer lie in memory that torch does not "
-                "own alone (safetensors, mmap, numpy, other processes): they count and stay on the "
-                "device. To have them swapped, copy them before: p.data = p.data.clone()",
+                "own alone (safetensors, torch.load on a CPU, mmap, numpy, other processes): they "
+                "count and stay on the device. To have them swapped, copy them before: p.data = "
+                "p.data.clone(), optimizer.load_state_dict(copy.deepcopy(loaded))",
             )
 
     def _called(self, module: nn.Module, _: object) -> None:
@@ -324,6 +329,7 @@ class OutOfCore:
                     for kind, value in held_by(optimizer):
                         if (variable := self._residency.look_up(value)) is not None:
                             variable.kind = kind
+                    self._say_what_is_fixed()
             if self._leader is None:
                 self._leader = optimizer
             if self._leader is optimizer:

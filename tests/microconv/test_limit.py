@@ -100,6 +100,26 @@ def test_no_convolution_of_a_network_takes_more_than_the_limit(share, policy):
         tune(net(), x, least - 1, **options)
 
 
+@pytest.mark.parametrize(
+    ("policy", "algorithm", "mode"),
+    [
+        ("undivided", "torch:implicit", "WR"),
+        ("powerOfTwo", "torch:native", "WR"),
+        ("powerOfTwo", "torch:native", "WD"),
+    ],
+)
+def test_smaller_mini_batches_keep_to_the_limit_too(policy, algorithm, mode):
+    model, x = nn.Conv2d(16, 16, 3, padding=1), torch.randn(32, 16, 16, 16)
+
+    @torch.no_grad()
+    def taken(num_samples):
+        return max(peak for _, peak in peak_inside(lambda: model(x[:num_samples]), WATCHED))
+
+    limit = taken(32) // 2
+    tune(model, x, limit, policy, mode, algorithms=[algorithm], training=False, cache=None)
+    assert max(map(taken, (32, 31, 17))) <= limit
+
+
 @pytest.mark.slow
 def test_wd_holds_all_convolutions_together():
     _, whole = held(net(), images())

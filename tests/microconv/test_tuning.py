@@ -160,6 +160,18 @@ def test_what_was_not_tuned_is_left_to_torch():
     assert kinds_of(divided(make_net().eval(), training=True)[1]) > {"backward_filter"}
 
 
+@pytest.mark.parametrize("after", [untune, divided])
+def test_a_loss_outlives_its_tuning_and_its_model(after):
+    model, x = nn.Conv2d(3, 4, 3), images().requires_grad_()
+    reference, _ = divided(model)
+    loss, expected = model(x).square().sum(), reference(x).square().sum()
+    after(model)
+    del model
+    gc.collect()
+    (got,), (want,) = (torch.autograd.grad(one, x) for one in (loss, expected))
+    assert relative_error(got, want) <= 1e-4
+
+
 def test_a_workspace_made_in_inference_mode_trains():
     model = make_net().eval()
     reference = copy.deepcopy(model)

@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import io
 import signal
 import sys
 import warnings
@@ -166,6 +167,24 @@ class TestOthers:
         """
         assert child(code, "") == "0"
         assert child(code, str(tmp_path)) == "2"  # of a file it has no copy
+
+    @pytest.mark.slow
+    def test_a_forked_process_may_leave_the_block(self):
+        code = """
+            import os, torch
+            from repro.outofcore import OutOfCore
+
+            torch.set_num_threads(1)
+            tensors = [torch.full((1 << 15,), float(i)) for i in range(8)]
+            with OutOfCore(1 << 19):
+                for tensor in tensors * 2:
+                    tensor.add_(1)
+                if pid := os.fork():
+                    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            if pid == 0:
+                os._exit(0 if [t.mean().item() for t in tensors] == [*range(2, 10)] else 1)
+        """
+        assert child(code) == "0"
 
 
 class Branch(nn.Module):
@@ -352,6 +371,17 @@ class TestLayouts:
         with unwarned(UserWarning):
             same(120 * KIB, make)
 
+    def test_parts_made_by_an_operation_that_repeats_have_room(self):
+        dense, rows, others = torch.ones(16, KIB), torch.arange(4)[None], crowd(40)
+        with unwarned(UserWarning), OutOfCore(176 * KIB) as block:
+            mask = torch.sparse_coo_tensor(rows, torch.ones(4, KIB), (16, KIB), is_coalesced=True)
+            for _ in range(5):
+                touch(others)
+                dense.sparse_mask(mask)
+                block.step()
+        assert block.statistics.replayed >= 2
+        assert block.statistics.peak_bytes <= 176 * KIB
+
     @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
     def test_nested_tensors(self, layout):
         def make():
@@ -451,6 +481,17 @@ class TestMemoryOfOthers:
         _said.clear()
         with pytest.raises(BudgetTooSmall, match="memory is not torch's own"):
             train(40 * KIB)
+
+    def test_loaded_state_of_an_optimizer_is_named_too(self):
+        net, file = nn.Linear(32, 32), io.BytesIO()
+        optimizer = torch.optim.Adam(net.parameters())
+        net(torch.ones(1, 32)).sum().backward()
+        optimizer.step()
+        torch.save(optimizer.state_dict(), file)
+        file.seek(0)
+        optimizer.load_state_dict(torch.load(file))
+        with pytest.warns(OutOfCoreWarning, match="torch.load"), OutOfCore(AMPLE, model=net):
+            optimizer.step()
 
     @pytest.mark.parametrize("how", ["numpy", "dlpack", "to_dlpack", "bound", "storage"])
     @pytest.mark.parametrize("before", [True, False])
@@ -617,6 +658,24 @@ class TestOtherTensors:
         assert len(counted) == 4
         assert block.statistics.iterations == 4
 
+    def test_zeros_as_large_as_a_slices_storage_have_room(self):
+        """Of a tangent's kind, as forward-mode differentiation makes them."""
+        like, others = torch.zeros(8, KIB), crowd(20)
+        with OutOfCore(80 * KIB) as block:
+            like.add_(1)
+            touch(others)
+            torch.ops.aten._new_zeros_with_same_feature_meta(others[0], like[0])
+        assert block.statistics.peak_bytes <= 80 * KIB
+
+    def test_wrappers_of_functional_transforms_have_no_memory(self):
+        def summed(x: torch.Tensor) -> torch.Tensor:
+            touch(others)  # of which some have to leave, for the first time
+            return x.sum()
+
+        others = crowd()
+        with OutOfCore(24 * KIB):
+            assert torch.func.vmap(summed)(torch.ones(2, 3)).tolist() == [3, 3]
+
     def test_functions_of_functions(self):
         def make():
             net, x = nn.Linear(16, 1), torch.rand(64, 16)
@@ -660,6 +719,23 @@ class TestAddresses:
             with pytest.raises(BudgetTooSmall, match="whose address is in use"):
                 torch.empty(4 * KIB)
             assert [t.sum().item() for t in tensors] == [KIB * i for i in range(8)]
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda x, y: x.apply_(lambda a: a + 1),
+            lambda x, y: x.map_(y, lambda a, b: a + 1),
+            lambda x, y: x.map2_(y, y, lambda a, b, c: a + 1),
+        ],
+    )
+    def test_loops_in_python_over_elements_are_writes(self, write):
+        x, tensors = torch.zeros(KIB), crowd()
+        with OutOfCore(24 * KIB):
+            for i in range(3):
+                touch(tensors)
+                assert x.sum().item() == i * KIB  # from here on the host's copy is the same
+                write(x, tensors[0])
+        assert x.sum().item() == 3 * KIB
 
     def test_own_memory_is_not_called_foreign(self):
         net = nn.Linear(KIB, 1)
@@ -712,6 +788,15 @@ class TestOtherPaths:
                 layer(x)
                 layer(x)
         assert len(said) == 1
+
+    @pytest.mark.parametrize(
+        "of", [lambda x: x.prod(0).sum(), lambda x: x.masked_fill(x > 0, x[0, 0]).sin().sum()]
+    )
+    def test_two_gradients_agree_up_to_rounding(self, of):
+        x = torch.randn(24, 24, requires_grad=True)
+        want = torch.autograd.grad(of(x), x)[0]
+        with OutOfCore(AMPLE):
+            assert torch.allclose(torch.autograd.grad(of(x), x)[0], want, 1e-4, 1e-9)
 
 
 class TestInterrupts:
@@ -780,6 +865,9 @@ CHOICES = [
 ]
 
 
+ONE = torch.ones(1)
+
+
 class TestOperations:
     @pytest.mark.parametrize(
         "choose",
@@ -807,6 +895,29 @@ class TestOperations:
                 x[KIB:] = 2
         assert block.statistics.peak_bytes <= budget
         assert not [w for w in recwarn if "made more than could be foretold" in str(w.message)]
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            lambda given, shape: given,
+            lambda given, shape: torch.ones(shape),
+            lambda given, shape: ONE.new_ones(shape),
+            lambda given, shape: ONE.repeat(shape),
+        ],
+    )
+    @pytest.mark.parametrize("last", [(4, 64), (64, 8), (4096, 1)])
+    def test_other_sizes_stay_within_the_budget(self, source, last, recwarn):
+        """Of as many numbers a product may take more; a plan's sizes are of other shapes."""
+        others, shapes = crowd(24), [(32, 8)] * 4 + [last]
+        given = [torch.ones(shape) for shape in shapes]
+        with OutOfCore(80 * KIB) as block:
+            for shape, one in zip(shapes, given, strict=True):
+                touch(others)
+                x = source(one, shape)
+                (x.unsqueeze(2) @ x.unsqueeze(1)).sum()
+                block.step()
+        assert block.statistics.peak_bytes <= 80 * KIB
+        assert block.statistics.replayed == 2 and not recwarn.list
 
     @pytest.mark.parametrize("choose", CHOICES)
     def test_values_are_counted_only_where_the_most_do_not_fit(self, choose, monkeypatch):

@@ -64,6 +64,20 @@ def test_training_is_bit_identical_at_every_budget(device, model, optimizer):
         block.plan.verify()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [torch.tensor, torch.as_tensor, torch.asarray, lambda x: torch.ones(1).new_tensor(x)],
+)
+def test_a_tensor_made_of_tensors_that_are_away(device, make):
+    """torch reads each item by its address."""
+    ones = [torch.full((), float(i), device=device) for i in range(3)]
+    others = [torch.ones(1000, device=device) for _ in range(6)]
+    with OutOfCore(8000, device=device):
+        for tensor in (*ones, *others):
+            tensor.add_(1)
+        assert make([[ones[0], 7.0], [ones[1], ones[2]]]).tolist() == [[1, 7], [2, 3]]
+
+
 def test_the_device_takes_less_memory(device):
     _, _, ample = train(device, 1 << 40, "unet", side=64)
     peaks = {}
