@@ -37,7 +37,8 @@ class MicroBatchStreamer:
     Section 3 and Algorithm 1 of Piao et al., "Micro Batch Streaming". `backward` adds the gradient
     of the whole mini-batch to the parameters' gradients; an optimizer step follows as always. A
     call that raises leaves gradients, buffers and random number generators unchanged (except that
-    after an error in a parameter's hook the parameter keeps the new gradient, as in torch).
+    after an error in a parameter's hook, or while processes average, the parameter keeps the new
+    gradient, as in torch).
 
     Example:
         >>> streamer = MicroBatchStreamer(model, loss_fn, micro_batch_size="auto", device="cuda")
@@ -220,6 +221,9 @@ class MicroBatchStreamer:
                 totals, touched = self._retries.run(piece, run, self._roots())
             elif pieces is not None:
                 totals, touched = self._run_pieces(pieces)
+            if self._processes.replicated:  # with those that `no_sync` has left, as torch does
+                self._processes.synchronize(self._ledger.parameters)
+                touched = self._ledger.touched()
         self._ledger.begin([])  # holds no tensor of this mini-batch
         self._hooks.on_parameters(touched)
         if len(totals.sizes) > 1:
@@ -374,10 +378,8 @@ class MicroBatchStreamer:
         return totals
 
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
-        """End a mini-batch: average gradients over processes, and refuse unusable losses."""
+        """End a mini-batch: call hooks on gradients, and refuse unusable losses."""
         self._hooks.on_gradients()  # which see gradients before averaging
-        if self._processes.replicated:
-            self._processes.synchronize(self._ledger.parameters)
         self._check_finite(totals)
         if not self._connected and totals.weight > 0:
             raise errors.MicroBatchError(
