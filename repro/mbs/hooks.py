@@ -84,17 +84,17 @@ def _is_torchs(hook: Any) -> bool:
 
 
 def modules_in(function: Any) -> list[nn.Module]:
-    """Return the modules in a loss: itself, or those it closes over, such as a discriminator."""
+    """Return the modules in a loss: itself, its method's, or those it closes over."""
     if isinstance(function, nn.Module):
         return [function]
     if isinstance(function, partial):
         parts = [function.func, *function.args, *function.keywords.values()]
         return [module for part in parts for module in modules_in(part)]
-    function = getattr(function, "__func__", function)
+    owner, function = getattr(function, "__self__", None), getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     if code is None:
         return []
-    found = [function.__globals__.get(name) for name in code.co_names]
+    found = [owner, *(function.__globals__.get(name) for name in code.co_names)]
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # an empty cell
             found.append(cell.cell_contents)
