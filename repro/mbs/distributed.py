@@ -88,8 +88,8 @@ class Processes:
         """Return the smallest of a number over the processes of a fully sharded model."""
         return -int(self.most(-number)[0]) if self.sharded else number
 
-    def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Average the gradients that the processes have accumulated separately.
+    def synchronize(self) -> None:
+        """Average the model's gradients that the processes have accumulated separately.
 
         `DistributedDataParallel` averages during a backward pass, with its communication hook. This
         backward pass adds zero to each gradient.
@@ -97,7 +97,8 @@ class Processes:
         model = self._model
         assert isinstance(model, DistributedDataParallel)
         module, partial = model._modules["module"], model.find_unused_parameters
-        touched = [p for p in parameters if p.grad is not None or not partial]
+        trained = (p for p in module.parameters() if p.requires_grad)
+        touched = [p for p in trained if p.grad is not None or not partial]
         model._modules["module"] = _Zero(touched)
         try:
             with torch.enable_grad():

@@ -222,7 +222,7 @@ class MicroBatchStreamer:
             elif pieces is not None:
                 totals, touched = self._run_pieces(pieces)
             if self._processes.replicated:  # with those that `no_sync` has left, as torch does
-                self._processes.synchronize(self._ledger.parameters)
+                self._processes.synchronize()
                 touched = self._ledger.touched()
         self._ledger.begin([])  # holds no tensor of this mini-batch
         self._hooks.on_parameters(touched)
