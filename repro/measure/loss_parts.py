@@ -27,7 +27,7 @@ _TOLERANCE = {
 _TF32 = 1e-2
 _FILLED = 1e4  # least size of a mask's values; of half precision they are at most 65504
 # For losses of the very same outputs, or for values alone, which are sums of many terms.
-_NARROW = _TOLERANCE | {torch.float64: 1e-8, torch.float32: 2e-4, torch.complex64: 2e-4}
+_NARROW = _TOLERANCE | {torch.float32: 2e-4, torch.complex64: 2e-4}
 
 
 class LossCheckError(BatchError):

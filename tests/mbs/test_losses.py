@@ -207,6 +207,11 @@ def test_means_over_samples_raise_no_alarm(name):
     assert error_of(*MEANS[name], check="always") < 1e-12
 
 
+def test_a_loss_in_float32_of_a_model_in_float64_raises_no_alarm():
+    x, values = X.repeat(40, 1), VALUES.repeat(40, 1)
+    assert error_of(lambda o, t: (o.float() - t.float()).square().mean(), values, inputs=x) < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(16), nn.Dropout(0.5)])
 def test_random_and_normalising_layers_raise_no_alarm(layer, dtype):
