@@ -1,8 +1,6 @@
 """Hooks on parameters, held back to be called once per mini-batch."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -81,21 +79,3 @@ def _is_torchs(hook: Any) -> bool:
             "called once per mini-batch"
         )
     return module.startswith("torch.distributed")
-
-
-def modules_in(function: Any) -> list[nn.Module]:
-    """Return the modules in a loss: itself, its method's, or those it closes over."""
-    if isinstance(function, nn.Module):
-        return [function]
-    if isinstance(function, partial):
-        parts = [function.func, *function.args, *function.keywords.values()]
-        return [module for part in parts for module in modules_in(part)]
-    owner, function = getattr(function, "__self__", None), getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return []
-    found = [owner, *(function.__globals__.get(name) for name in code.co_names)]
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # an empty cell
-            found.append(cell.cell_contents)
-    return [value for value in found if isinstance(value, nn.Module)]

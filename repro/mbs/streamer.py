@@ -17,7 +17,7 @@ from repro.mbs.batches import Piece, Plan, Reader
 from repro.mbs.batchnorm import DeferredBatchNorm
 from repro.mbs.checking import Verification
 from repro.mbs.distributed import Processes
-from repro.mbs.hooks import DeferredHooks, modules_in
+from repro.mbs.hooks import DeferredHooks
 from repro.mbs.oom_retry import Retries
 from repro.mbs.setting import Precision, Setting
 from repro.mbs.sizing import Sizing
@@ -28,7 +28,7 @@ from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import EmptyBatchError, SplitFunction, call_model
 from repro.measure.checks import is_whole
 from repro.measure.loss_parts import connected
-from repro.measure.untouched import generator_state, random_numbers
+from repro.measure.untouched import generator_state, modules_in, random_numbers
 
 
 class MicroBatchStreamer:
