@@ -28,7 +28,7 @@ from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import EmptyBatchError, SplitFunction, call_model
 from repro.measure.checks import is_whole
 from repro.measure.loss_parts import connected
-from repro.measure.untouched import generator_state, modules_in, random_numbers
+from repro.measure.untouched import generator_state, modules_in, random_numbers, uncached
 
 
 class MicroBatchStreamer:
@@ -215,7 +215,7 @@ class MicroBatchStreamer:
         self._ledger.begin(self._modules)
         self._hooks = DeferredHooks([] if self._processes.sharded else self._ledger.parameters)
         self._connected = False
-        with self._hooks:
+        with self._hooks, uncached():
             if piece is not None:
                 run = partial(self._run_whole, piece)
                 totals, touched = self._retries.run(piece, run, self._roots())

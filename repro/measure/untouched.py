@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from repro.measure import accelerator
 
@@ -186,6 +187,16 @@ def untouched(*roots: Any) -> Iterator[Snapshot]:
         yield snapshot
     finally:
         snapshot.restore()
+
+
+@contextmanager
+def uncached() -> Iterator[None]:
+    """Compute weights anew despite `parametrize.cached`, which may hold some without a graph."""
+    before, parametrize._cache_enabled = parametrize._cache_enabled, 0
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled = before
 
 
 def seed_all(seed: int, *roots: nn.Module) -> None:

@@ -503,6 +503,15 @@ def test_a_generator_without_state_is_taken():
     MicroBatchStreamer(make_model(), F.cross_entropy, generators=random.SystemRandom())
 
 
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_weights_that_are_cached_keep_their_graph(two_pass):
+    model, (x, y) = nn.utils.parametrizations.weight_norm(make_model()[0]), make_batch(10)
+    expected, _ = reference(model, lambda plain: F.cross_entropy(plain(x), y))
+    with nn.utils.parametrize.cached():
+        MicroBatchStreamer(model, F.cross_entropy, 4, two_pass=two_pass).backward(x, y)
+    assert_equal_gradients(model, expected, 1e-12)
+
+
 def test_two_pass_needs_tensors_and_takes_no_weights():
     streamer = MicroBatchStreamer(make_model(), F.cross_entropy, 4, two_pass=True)
     x, y = make_batch(8)
