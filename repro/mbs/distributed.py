@@ -27,6 +27,12 @@ class Processes:
         self.sharded = _is_sharded(model)
         self.several = self.replicated or self.sharded
         self._group: dist.ProcessGroup | None = None
+        if isinstance(getattr(model, "_orig_mod", None), DistributedDataParallel):
+            raise DistributedModelError(
+                "torch.compile around DistributedDataParallel synchronises with each micro-batch, "
+                "of which processes may have unequally many; compile the module within: "
+                "DistributedDataParallel(torch.compile(model))"
+            )
         if isinstance(model, DistributedDataParallel):
             self.module, self._group = model.module, model.process_group
             if model.static_graph:

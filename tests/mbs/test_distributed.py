@@ -28,7 +28,7 @@ WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pa
 SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters",
            "fully_shard auto", "fully_shard two_pass auto", "Fully auto"]  # fmt: skip
 REFUSED = ["one fails", "one refuses", "sharded pieces", "sharded few", "static graph",
-           "mixed precision", "unwrapped"]  # fmt: skip
+           "mixed precision", "compiled", "unwrapped"]  # fmt: skip
 
 
 def make_model():
@@ -229,9 +229,10 @@ def run_refused(case, rank):
             MicroBatchStreamer(make_model(), F.cross_entropy, 2)
         return [], [(str(w.message), Path(w.filename).name) for w in caught]
     x, y = make_batch()
-    if case in ("static graph", "mixed precision"):
+    if case in ("static graph", "mixed precision", "compiled"):
         model = DistributedDataParallel(make_model(), static_graph=case == "static graph")
         model.mixed_precision = object() if case == "mixed precision" else None
+        model = torch.compile(model) if case == "compiled" else model
         try:
             MicroBatchStreamer(model, F.cross_entropy, 8)
         except ValueError as error:
@@ -384,6 +385,7 @@ def test_what_sharded_models_cannot_do_is_refused_in_all_processes(reports):
                 "mixed precision",
                 "DistributedModelError: DistributedDataParallel(mixed_precision=) casts",
             ),
+            ("compiled", "DistributedModelError: torch.compile around DistributedDataParallel"),
             ("sharded pieces", "BatchError: a mini-batch in pieces needs"),
             ("sharded few", "DistributedModelError: a process can make 2 micro-batches of its"),
         ):
