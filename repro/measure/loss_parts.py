@@ -245,7 +245,8 @@ def compare(
     combined = float(sum(factor * part.loss for factor, part in pairs))
     value = relative(combined, whole, *(part.loss for _, part in pairs))
     gradient = 0.0
-    if whole.gradients and all(len(p.gradients) == len(whole.gradients) for p in parts):
+    shapes = [g.shape[1:] for g in whole.gradients]  # of ragged outputs not those of the parts
+    if shapes and all([g.shape[1:] for g in part.gradients] == shapes for part in parts):
         expected = [
             torch.cat([f * g if f > 0 else 0 * torch.nan_to_num(g)
                        for f, g in zip(factors, column, strict=True)])

@@ -413,6 +413,27 @@ def test_the_module_of_a_method_is_one_of_the_losss():
     torch.testing.assert_close(scaling.mean, mean.detach())
 
 
+class Trimmed(nn.Linear):
+    """Returns as many positions as the longest sample has."""
+
+    def forward(self, x, lengths):
+        return super().forward(x[:, : int(lengths.max())])
+
+
+def test_losses_of_outputs_that_are_as_long_as_the_longest_sample():
+    def loss(by_token, outputs, lengths):
+        kept = torch.arange(outputs.shape[1]) < lengths[:, None]
+        each = (outputs[..., 0].square() * kept).sum(1)
+        return each.sum() / kept.sum() if by_token else (each / lengths).mean()
+
+    x, lengths = X[:, None].repeat(1, 5, 1), torch.arange(N) % 5 + 1
+    for by_token in (False, True):
+        torch.manual_seed(0)
+        model, own = Trimmed(6, 2).double(), partial(loss, by_token)
+        with pytest.raises(LossCheckError) if by_token else nullcontext():
+            MicroBatchStreamer(model, own, 16).backward((x, lengths), lengths)
+
+
 def test_terms_that_the_outputs_do_not_show():
     for batch in (True, False):
         model = Attribute(batch)
