@@ -1231,6 +1231,13 @@ class TestOneProcess:
         with pytest.raises(LossCheckError):
             parallel.step(x, torch.arange(12) % 3)
 
+    def test_an_error_of_the_model_is_no_lost_process(self):
+        def loss(outputs, targets):
+            raise RuntimeError("the skip connection has 3 channels")
+
+        with pytest.raises(RuntimeError, match=r"^the skip connection has 3 channels"):
+            alone(make(0, Small), loss).step(*batch(0))
+
     @pytest.mark.parametrize("message", REFUSED)
     def test_an_optimizer_of_other_parameters(self, message):
         model, optimizer = REFUSED[message]()
