@@ -103,7 +103,7 @@ class Processes:
         model = self._model
         assert isinstance(model, DistributedDataParallel)
         module, partial = model._modules["module"], model.find_unused_parameters
-        trained = (p for p in module.parameters() if p.requires_grad)
+        trained = (p for p in self.module.parameters() if p.requires_grad)
         touched = [p for p in trained if p.grad is not None or not partial]
         model._modules["module"] = _Zero(touched)
         try:

@@ -512,6 +512,15 @@ def test_weights_that_are_cached_keep_their_graph(two_pass):
     assert_equal_gradients(model, expected, 1e-12)
 
 
+def test_a_loss_of_two_passes_may_change_outputs_in_place():
+    model, (x, y) = make_model(), make_batch(10)
+    loss_fn = lambda o, t: F.cross_entropy(o.mul_(2).clamp_(max=0.5), t).sqrt()  # noqa: E731
+    expected, loss = reference(model, lambda plain: loss_fn(plain[:4](x), y))
+    result = MicroBatchStreamer(model, loss_fn, 4, two_pass=True).backward(x, y)
+    assert_equal_gradients(model, expected, 1e-12)
+    torch.testing.assert_close(result.loss, loss)
+
+
 def test_two_pass_needs_tensors_and_takes_no_weights():
     streamer = MicroBatchStreamer(make_model(), F.cross_entropy, 4, two_pass=True)
     x, y = make_batch(8)
