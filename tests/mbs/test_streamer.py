@@ -320,7 +320,7 @@ def test_layers_that_are_put_in_later(change, form):
 @pytest.mark.parametrize("size", [7, "auto"])
 def test_lazy_layers_are_made_as_by_the_first_forward_pass(size):
     x, y = make_batch(28)
-    gradients_of = []
+    gradients_of, seen = [], []
     for streamed in (False, True):
         layers = [nn.LazyLinear(8), nn.LazyInstanceNorm1d(affine=True), nn.LazyLinear(4)]
         model = nn.Sequential(
@@ -329,7 +329,9 @@ def test_lazy_layers_are_made_as_by_the_first_forward_pass(size):
         model.double()
         torch.manual_seed(0)
         if streamed:
+            model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
             MicroBatchStreamer(model, F.cross_entropy, size).backward(x, y)
+            assert seen[0] == (2 if size == "auto" else 7)  # not the whole, which may not fit
         else:
             F.cross_entropy(model(x), y).backward()
         gradients_of.append(torch.cat([g.flatten() for g in gradients(model)]))
