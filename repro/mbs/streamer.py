@@ -213,7 +213,7 @@ class MicroBatchStreamer:
         piece = self._reader.read(inputs, targets, weights) if pieces is None else None
         self._run_lazy_layers(piece)
         self._ledger.begin(self._modules)
-        self._hooks = DeferredHooks([] if self._processes.sharded else self._ledger.parameters)
+        self._hooks = DeferredHooks(self._ledger.parameters, self._processes.sharded)
         self._connected = False
         with self._hooks, uncached():
             if piece is not None:

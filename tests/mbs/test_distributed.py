@@ -191,7 +191,9 @@ def run_sharded(case, rank):
     x, y = (x[:stop], y[:stop]) if rank == 0 else (x[5:stop], y[5:stop])
     if case == "sharded few":
         x, y = (x, y) if rank == 0 else (x[:2], y[:2])
-    model = sharded(case, make_model())
+    model, calls = sharded(case, make_model()), []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(calls.append)
     size = "auto" if "auto" in case else 2
     streamer = MicroBatchStreamer(model, F.cross_entropy, size, two_pass="two_pass" in case)
     # A limit on the memory of each process, the lower one in the second, which has fewer samples.
@@ -201,6 +203,7 @@ def run_sharded(case, rank):
             if "pieces" in case:
                 streamer.backward(iter([(x, y)]))
             result = streamer.backward(x, y)
+    assert case.startswith("Fully") or len(calls) == 8  # once a mini-batch
     if case.startswith("Fully"):  # in each process a part of one vector of all
         parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         everyones = [None, None]
