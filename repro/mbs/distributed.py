@@ -62,6 +62,11 @@ class Processes:
         """Return the sum of the processes' losses; an infinity or NaN reaches all processes."""
         return self._reduced(loss) if self.several else loss
 
+    def reshard(self) -> None:
+        """Let a fully sharded model hold its parts, where an evaluation has left them gathered."""
+        for module in self._model.modules() if self.sharded else ():
+            getattr(module, "reshard", lambda: None)()
+
     def most(self, *numbers: float) -> list[float]:
         """Return each number's maximum over the processes; waits for them."""
         values = torch.tensor(numbers, dtype=torch.float64, device=self._device)

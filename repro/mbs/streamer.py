@@ -210,6 +210,7 @@ class MicroBatchStreamer:
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Read for each mini-batch: layers are added, frozen and thawed, buffers replaced.
         self._read_modules()
+        self._processes.reshard()
         piece = self._reader.read(inputs, targets, weights) if pieces is None else None
         self._run_lazy_layers(piece)
         self._ledger.begin(self._modules)

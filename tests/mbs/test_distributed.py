@@ -25,8 +25,9 @@ CASES = ["plain", "views", "two_pass", "weights", "pieces", "auto", "auto two_pa
          "ignored", "hooks", "no_sync", "no_sync views", "nan", "other"]  # fmt: skip
 # Losses with parameters of the model: a temperature in the loss alone, and one that decays.
 WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts"]
-SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters",
-           "fully_shard auto", "fully_shard two_pass auto", "Fully auto"]  # fmt: skip
+SHARDED = ["fully_shard", "fully_shard two_pass", "fully_shard evaluated", "Fully",
+           "Fully, original parameters", "fully_shard auto", "fully_shard two_pass auto",
+           "Fully auto"]  # fmt: skip
 REFUSED = ["one fails", "one refuses", "sharded pieces", "sharded few", "static graph",
            "mixed precision", "compiled", "unwrapped"]  # fmt: skip
 
@@ -179,7 +180,7 @@ def sharded(case, model):
             model, device_id=torch.device("cpu"), use_orig_params="original" in case
         )
     mesh = init_device_mesh("cpu", (2,))
-    for layer in (model[0], model[2], model):
+    for layer in (model,) if "evaluated" in case else (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
     return model
 
@@ -202,6 +203,9 @@ def run_sharded(case, rank):
         for _ in range(2):  # adds to the first
             if "pieces" in case:
                 streamer.backward(iter([(x, y)]))
+            if "evaluated" in case:  # after which the parameters stay gathered
+                with torch.no_grad():
+                    model(x)
             result = streamer.backward(x, y)
     assert case.startswith("Fully") or len(calls) == 8  # once a mini-batch
     if case.startswith("Fully"):  # in each process a part of one vector of all
