@@ -88,6 +88,7 @@ class Allreduce:
         self._group = group
         self._spans: list[tuple[float, float]] = []
         self._last_start = self._blocked_s = 0.0
+        self._averaged: set[Tensor] = set()
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         # torch 2.13 has renamed this option.
         name = "forward_sync_buffers"
@@ -97,9 +98,14 @@ class Allreduce:
         self.network = DistributedDataParallel(model, process_group=group, **options)
         self.network.register_comm_hook(None, self._timed_allreduce)
 
-    def end(self) -> None:
-        """Note the end of a mini-batch's backward passes, which wait for the last bucket."""
+    def end(self) -> set[Tensor]:
+        """End a mini-batch's backward passes, which wait for the last bucket.
+
+        Returns the parameters of averaged gradients.
+        """
         self._blocked_s = time.perf_counter() - self._last_start
+        averaged, self._averaged = self._averaged, set()
+        return averaged
 
     def take_timing(self, total_s: float) -> StepTiming:
         """Return the times since the last call, `total_s` in total."""
@@ -113,6 +119,7 @@ class Allreduce:
     def _timed_allreduce(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket as DistributedDataParallel does, and note the time."""
         start = self._last_start = time.perf_counter()
+        self._averaged.update(bucket.parameters())
         flat = bucket.buffer().div_(dist.get_world_size(self._group))
         future = dist.all_reduce(flat, group=self._group, async_op=True).get_future()
 

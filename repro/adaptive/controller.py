@@ -104,18 +104,19 @@ class BatchController:
                     f"decay_at is {decay_at!r}; give epochs that rise, such as (80, 120), or a "
                     "Saturation"
                 )
-            decay_at = tuple(decay_at)
             for epoch in decay_at:
                 check_whole("decay_at", epoch, 1)
-        self.initial_batch, self.max_batch = initial_batch, max_batch
-        self.initial_lr, self.growth, self.lr_exponent = initial_lr, growth, lr_exponent
-        self.decay, self.decay_at = decay, decay_at
-        self.warmup, self.warmup_from = warmup, warmup_from
+            decay_at = tuple(map(int, decay_at))
+        # Python's numbers, also for numpy's, which no checkpoint takes.
+        self.initial_batch, self.max_batch = int(initial_batch), int(max_batch)
+        self.initial_lr, self.lr_exponent = float(initial_lr), float(lr_exponent)
+        self.growth, self.decay, self.decay_at = float(growth), float(decay), decay_at
+        self.warmup, self.warmup_from = int(warmup), float(warmup_from)
         self.interval: int | None = None
         self._start: StartingPoint | None = None
         self._epochs = 0  # completed
-        self._batch = initial_batch
-        self._rate = float(initial_lr)  # without warm-up
+        self._batch = self.initial_batch
+        self._rate = self.initial_lr  # without warm-up
         self._decays = 0
         self._first_cost = float("nan")
         self._theta: float | None = None
@@ -292,12 +293,12 @@ class ThetaController(BatchController):
         check_number("tolerance", tolerance, lambda x: x >= 0, "at least 0")
         if interval is not None:
             check_whole("interval", interval, 1)
-        self.tolerance = tolerance
+        self.tolerance = float(tolerance)
         # Costs: the least, the least since the batch grew, and the level at which it grew.
         self._least_cost = self._least_since = self._grown_at = math.inf
         self._costs: list[float] = []
         self._grown_in = self._losing = 0  # the epoch in which the batch grew; epochs of losses
-        self.fixed_interval = self.interval = interval
+        self.fixed_interval = self.interval = None if interval is None else int(interval)
 
     def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         """Algorithm 1, lines 7 to 12, after epoch n; `observe` computes θ (line 8, equation 4)."""

@@ -294,9 +294,10 @@ class DataParallel:
             piece = batch.slice(a, max(b, 1))
             losses.append(self._pass(*piece, part * self.processes, number == len(pieces) - 1))
         if self._allreduce is not None:
-            self._allreduce.end()
-            named = self._names.items()
-            if lacking := [name for p, name in named if p.requires_grad and p.grad is None]:
+            averaged = self._allreduce.end()  # not those of layers that the last piece leaves out
+            trained = {p: name for p, name in self._names.items() if p.requires_grad}
+            without = [name for p, name in trained.items() if p.grad is None]
+            if lacking := without or [name for p, name in trained.items() if p not in averaged]:
                 raise ValueError(no_gradient(lacking))
         if self._averager is not None:
             self._averager.end()

@@ -19,9 +19,10 @@ from repro.adaptive.controller import DivergedError, check_number
 from repro.adaptive.loss_check import NOT_CHECKED, adds_up, few, is_torchs, loss_check, weighted
 from repro.adaptive.model_guards import check_initialized
 from repro.measure.batches import Batch, call_model, read_batch, to_device
+from repro.measure.checks import is_whole
 from repro.measure.loss_parts import LossCheckError, known_loss
 from repro.measure.telling import Novelty
-from repro.measure.untouched import seed_all, untouched
+from repro.measure.untouched import modules_in, seed_all, untouched
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Data = Any  # inputs and targets, (N, ...) each, or a loader with `set_batch_size`
@@ -313,7 +314,7 @@ def _draw(
         return
     inputs, targets = data
     count = len(inputs)
-    if len(targets) != count or size < 1 or (batches is not None and size > count):
+    if len(targets) != count or not is_whole(size, 1) or (batches is not None and size > count):
         raise ValueError(
             f"{count} inputs, {len(targets)} targets and a batch size of {size}; give a target for "
             f"each input and a size of 1 to {count}"
@@ -346,7 +347,7 @@ def _load(loader: Any, size: int, full: bool) -> Iterator[tuple[Any, Any]]:
 @contextmanager
 def _untouched(model: nn.Module, loss_fn: LossFunction, seed: int) -> Iterator[None]:
     """Put the model into training mode, and restore everything at the end."""
-    with untouched(model, loss_fn):
+    with untouched(model, *modules_in(loss_fn)):
         seed_all(seed, model)
         model.train()
         yield

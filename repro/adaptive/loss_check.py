@@ -15,7 +15,7 @@ from repro.measure.batches import Batch
 from repro.measure.loss_check import LossCheck, Sample
 from repro.measure.loss_parts import MixedSamplesError, known_loss
 from repro.measure.telling import Novelty, one_of_each, telling_samples
-from repro.measure.untouched import bits, untouched
+from repro.measure.untouched import bits, modules_in, untouched
 
 Choice = Literal["first", "off"]
 _SAMPLES, _LABELS = 6, 8  # samples with extreme values, and with distinct labels
@@ -90,7 +90,7 @@ def is_torchs(loss_fn: Callable[..., Any]) -> bool:
 
 def loss_check(model: nn.Module, loss_fn: Callable[..., Tensor], device: torch.device) -> LossCheck:
     """The check of a loss as processes and micro-batches compute it."""
-    roots = [root for root in (model, loss_fn) if isinstance(root, nn.Module)]
+    roots = [model, *modules_in(loss_fn)]
     modules = [module for root in roots for module in root.modules()]
     given = model, modules, loss_fn, device, partial(untouched, *roots)
     return LossCheck(*given, advice=_ADVICE, multiplied_by=("matmul",))

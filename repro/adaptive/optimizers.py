@@ -79,8 +79,8 @@ def without_autocast(kind: str) -> Iterator[None]:
 def no_gradient(names: Sequence[str]) -> str:
     """The error text for parameters without a gradient."""
     return (
-        f"{', '.join(names[:5])} got no gradient in this mini-batch: set requires_grad to False, "
-        "or use every parameter in every step"
+        f"{', '.join(names[:5])} got no gradient in this mini-batch, or in its last micro-batch: "
+        "set requires_grad to False, or use every parameter in every step"
     )
 
 

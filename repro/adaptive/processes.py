@@ -125,7 +125,8 @@ def lost_peer(what: str | int, why: object) -> str:
 @contextmanager
 def with_peers(what: str | int) -> Iterator[None]:
     """Turn an error caused by a lost process into a `PeerError`, see `lost_peer`."""
-    words = ("gloo", "nccl", "connection", "timed out", "timeout")
+    words = ["gloo", "nccl", "timed out", "timeout"]
+    words += [f"connection {what}" for what in ("closed", "refused", "reset")]
     try:
         yield
     except PeerError:

@@ -61,7 +61,7 @@ class ScheduledBatch(BatchController):
     ) -> None:
         check_whole("every", every, 1)
         super().__init__(initial_batch, max_batch, lr, growth, lr_exponent=0.0, **options)
-        self.every = every
+        self.every = int(every)
 
     def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         return self._batch if n % self.every else self._grown()

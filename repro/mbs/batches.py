@@ -238,7 +238,10 @@ def concatenate(
     """
     counts = None if bounds is None else [stop - start for start, stop in bounds]
     every = [leaves_of(output) for output in outputs]
-    kinds = {tuple(isinstance(leaf, torch.Tensor) for leaf in leaves) for leaves in every}
+    kinds = {
+        tuple(x if isinstance(x, int | float) else isinstance(x, torch.Tensor) for x in leaves)
+        for leaves in every
+    }
     tensors = [leaf for leaves in every for leaf in leaves if isinstance(leaf, torch.Tensor)]
     alike = len(kinds) == 1 and tensors and all(tensor.dim() > 0 for tensor in tensors)
     whole = joined(outputs, counts) if alike else None
@@ -246,9 +249,9 @@ def concatenate(
         shapes = [tuple(tensor.shape) for tensor in tensors]
         raise MicroBatchError(
             f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them, "
-            f"with a row for each sample and else alike for all micro-batches; for {counts} "
-            f"samples the model returned {type(outputs[0]).__name__} of shapes {shapes}; compute "
-            f"losses, pairs of samples and what depends on their number in loss_fn"
+            f"with a row for each sample and else alike for all micro-batches, numbers too; for "
+            f"{counts} samples the model returned {type(outputs[0]).__name__} of shapes {shapes}; "
+            f"compute losses, pairs of samples and what depends on their number in loss_fn"
         )
     for leaf in leaves_of(whole):
         if isinstance(leaf, torch.Tensor):

@@ -86,12 +86,18 @@ class Verification:
             self._unmade = {"loss"} - self._checked if loss else set()
             return
         new = loss and piece.batch is not None and self._novelty.in_batch(piece.batch)
+        weighed = loss and piece.batch is not None and piece.weights is not None
+        if weighed and 0 in self._weighing.plan(piece, size).weights:
+            # It is left out: right only where its loss is divided by its own weight, which is 0.
+            new |= "empty" not in self._checked
+            self._checked.add("empty")
         always = self._check == "always"
         if mixing and (always or "mixing" not in self._checked):
             self._mark(self._small(piece, size, self.compare.samples_stay_apart), "mixing")
             if self.compare.hidden_state:
                 self._stateful.append("something outside the model's buffers")
         if loss and (always or "loss" not in self._checked or new):
+            self._checked.discard("loss")  # after an error it is still to be checked
             made = size < number and self._of_micro_batches(piece, size)
             self._mark(made or self._small(piece, size, self.compare.loss_adds_up), "loss")
 

@@ -27,6 +27,12 @@ class Processes:
         self.sharded = _is_sharded(model)
         self.several = self.replicated or self.sharded
         self._group: dist.ProcessGroup | None = None
+        if isinstance(getattr(model, "_orig_mod", None), DistributedDataParallel):
+            raise DistributedModelError(
+                "torch.compile around DistributedDataParallel synchronises with each micro-batch, "
+                "of which processes may have unequally many; compile the module within: "
+                "DistributedDataParallel(torch.compile(model))"
+            )
         if isinstance(model, DistributedDataParallel):
             self.module, self._group = model.module, model.process_group
             if model.static_graph:
@@ -55,6 +61,11 @@ class Processes:
     def sum_losses(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the sum of the processes' losses; an infinity or NaN reaches all processes."""
         return self._reduced(loss) if self.several else loss
+
+    def reshard(self) -> None:
+        """Let a fully sharded model hold its parts, where an evaluation has left them gathered."""
+        for module in self._model.modules() if self.sharded else ():
+            getattr(module, "reshard", lambda: None)()
 
     def most(self, *numbers: float) -> list[float]:
         """Return each number's maximum over the processes; waits for them."""
@@ -88,8 +99,8 @@ class Processes:
         """Return the smallest of a number over the processes of a fully sharded model."""
         return -int(self.most(-number)[0]) if self.sharded else number
 
-    def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Average the gradients that the processes have accumulated separately.
+    def synchronize(self) -> None:
+        """Average the model's gradients that the processes have accumulated separately.
 
         `DistributedDataParallel` averages during a backward pass, with its communication hook. This
         backward pass adds zero to each gradient.
@@ -97,7 +108,8 @@ class Processes:
         model = self._model
         assert isinstance(model, DistributedDataParallel)
         module, partial = model._modules["module"], model.find_unused_parameters
-        touched = [p for p in parameters if p.grad is not None or not partial]
+        trained = (p for p in self.module.parameters() if p.requires_grad)
+        touched = [p for p in trained if p.grad is not None or not partial]
         model._modules["module"] = _Zero(touched)
         try:
             with torch.enable_grad():

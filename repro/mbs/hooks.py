@@ -1,8 +1,6 @@
 """Hooks on parameters, held back to be called once per mini-batch."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,19 +15,23 @@ class DeferredHooks:
     A hook that clamps a gradient, or updates the parameter and frees its gradient, is written for
     the gradient of the whole mini-batch. One of `Tensor.register_hook` receives it before it is
     added to an existing gradient, one of `Tensor.register_post_accumulate_grad_hook` the parameter
-    afterwards. Hooks of torch.distributed are called as usual.
+    afterwards. Hooks of torch.distributed are called as usual. Of a fully sharded model (`sharded`)
+    torch calls only the latter, which of `FullyShardedDataParallel` are left as they are.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], sharded: bool = False) -> None:
+        kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
         self._held: list[tuple[nn.Parameter, str, dict[int, Callable[..., Any]]]] = []
         for parameter in parameters:
+            if sharded and not hasattr(parameter, "device_mesh"):
+                continue
             if getattr(parameter, "_in_backward_optimizers", None):
                 raise HookError(
                     "a parameter is updated in the backward pass (_apply_optimizer_in_backward), "
                     "which would be once per micro-batch; call the optimizer after backward, or "
                     "put it into register_post_accumulate_grad_hook, which is called once"
                 )
-            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            for name in kinds[sharded:]:
                 hooks = getattr(parameter, name, None)
                 users = {key: hook for key, hook in (hooks or {}).items() if not _is_torchs(hook)}
                 if users:
@@ -81,21 +83,3 @@ def _is_torchs(hook: Any) -> bool:
             "called once per mini-batch"
         )
     return module.startswith("torch.distributed")
-
-
-def modules_in(function: Any) -> list[nn.Module]:
-    """Return the modules in a loss: itself, or those it closes over, such as a discriminator."""
-    if isinstance(function, nn.Module):
-        return [function]
-    if isinstance(function, partial):
-        parts = [function.func, *function.args, *function.keywords.values()]
-        return [module for part in parts for module in modules_in(part)]
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return []
-    found = [function.__globals__.get(name) for name in code.co_names]
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # an empty cell
-            found.append(cell.cell_contents)
-    return [value for value in found if isinstance(value, nn.Module)]

@@ -17,7 +17,7 @@ from repro.mbs.batches import Piece, Plan, Reader
 from repro.mbs.batchnorm import DeferredBatchNorm
 from repro.mbs.checking import Verification
 from repro.mbs.distributed import Processes
-from repro.mbs.hooks import DeferredHooks, modules_in
+from repro.mbs.hooks import DeferredHooks
 from repro.mbs.oom_retry import Retries
 from repro.mbs.setting import Precision, Setting
 from repro.mbs.sizing import Sizing
@@ -28,7 +28,7 @@ from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import EmptyBatchError, SplitFunction, call_model
 from repro.measure.checks import is_whole
 from repro.measure.loss_parts import connected
-from repro.measure.untouched import generator_state, random_numbers
+from repro.measure.untouched import generator_state, modules_in, random_numbers, uncached
 
 
 class MicroBatchStreamer:
@@ -37,7 +37,8 @@ class MicroBatchStreamer:
     Section 3 and Algorithm 1 of Piao et al., "Micro Batch Streaming". `backward` adds the gradient
     of the whole mini-batch to the parameters' gradients; an optimizer step follows as always. A
     call that raises leaves gradients, buffers and random number generators unchanged (except that
-    after an error in a parameter's hook the parameter keeps the new gradient, as in torch).
+    after an error in a parameter's hook, or while processes average, the parameter keeps the new
+    gradient, as in torch).
 
     Example:
         >>> streamer = MicroBatchStreamer(model, loss_fn, micro_batch_size="auto", device="cuda")
@@ -209,17 +210,21 @@ class MicroBatchStreamer:
         self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Read for each mini-batch: layers are added, frozen and thawed, buffers replaced.
         self._read_modules()
+        self._processes.reshard()
         piece = self._reader.read(inputs, targets, weights) if pieces is None else None
         self._run_lazy_layers(piece)
         self._ledger.begin(self._modules)
-        self._hooks = DeferredHooks([] if self._processes.sharded else self._ledger.parameters)
+        self._hooks = DeferredHooks(self._ledger.parameters, self._processes.sharded)
         self._connected = False
-        with self._hooks:
+        with self._hooks, uncached():
             if piece is not None:
                 run = partial(self._run_whole, piece)
                 totals, touched = self._retries.run(piece, run, self._roots())
             elif pieces is not None:
                 totals, touched = self._run_pieces(pieces)
+            if self._processes.replicated:  # with those that `no_sync` has left, as torch does
+                self._processes.synchronize()
+                touched = self._ledger.touched()
         self._ledger.begin([])  # holds no tensor of this mini-batch
         self._hooks.on_parameters(touched)
         if len(totals.sizes) > 1:
@@ -295,7 +300,7 @@ class MicroBatchStreamer:
     def _run_lazy_layers(self, piece: Piece | None) -> None:
         """Let lazy layers make their parameters, as the first forward pass would."""
         if piece is not None and self._lazy_layer() is not None:
-            part = next(self._weighing.plan(piece, self._size or piece.num_samples).parts())
+            part = next(self._weighing.plan(piece, self._size or 2).parts())
             self._verification.compare.compute(part[0])
         if (layer := self._lazy_layer()) is not None:
             raise errors.MicroBatchError(
@@ -374,10 +379,8 @@ class MicroBatchStreamer:
         return totals
 
     def _finish(self, totals: Totals, updates: DeferredBatchNorm) -> None:
-        """End a mini-batch: average gradients over processes, and refuse unusable losses."""
+        """End a mini-batch: call hooks on gradients, and refuse unusable losses."""
         self._hooks.on_gradients()  # which see gradients before averaging
-        if self._processes.replicated:
-            self._processes.synchronize(self._ledger.parameters)
         self._check_finite(totals)
         if not self._connected and totals.weight > 0:
             raise errors.MicroBatchError(

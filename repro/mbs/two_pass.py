@@ -10,7 +10,7 @@ from repro.mbs.batchnorm import DeferredBatchNorm
 from repro.mbs.errors import NondeterministicModelError, explained
 from repro.mbs.setting import Setting
 from repro.mbs.weighing import Totals
-from repro.measure.batches import call_model, leaves_of, to_device
+from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
 
 # Relative difference of two equal computations by nondeterministic kernels (sums by atomic
 # additions): some eps, amplified by depth. New random numbers cause far larger differences.
@@ -20,6 +20,23 @@ _TOLERANCE: dict[torch.dtype | None, float] = {
     torch.float16: 1e-2,
     torch.bfloat16: 3e-2,
 }
+
+
+class _Given(torch.autograd.Function):
+    """Outputs in the same memory, which a loss may change in place, as it may a model's."""
+
+    @staticmethod
+    def forward(_: Any, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs.detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def _given(leaf: Any) -> Any:
+    apply: Any = _Given.apply
+    return apply(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
 
 
 def run_two_passes(
@@ -63,7 +80,7 @@ def run_two_passes(
     if piece.split is not None:  # in the order of the outputs
         targets = joined_targets([part[1] for part in plan.parts()], plan.bounds)
     with precision.forward():
-        loss = loss_of(whole, to_device(targets, setting.device))
+        loss = loss_of(map_leaves(_given, whole), to_device(targets, setting.device))
     totals = Totals(sizes=tuple(stop - start for start, stop in plan.bounds))
     totals.add(loss.detach(), 1.0)
     if not setting.processes.several:

@@ -281,11 +281,11 @@ class _Finder:
         by_count = {}
         for number in sorted(candidates):
             kinds: dict[Path, str] = {}
-            fits = [
+            fits = all(
                 self._assign(tree, (name,), number, kinds, arguments=name == "inputs")
                 for name, tree in trees.items()
-            ]
-            if all(fits) and not {_SAMPLES, _OPEN}.isdisjoint(kinds.values()):
+            )
+            if fits and not {_SAMPLES, _OPEN}.isdisjoint(kinds.values()):
                 by_count[number] = kinds
         kinds = next(iter(by_count.values())) if by_count else {}
         self._refuse_objects(trees, kinds)
@@ -336,14 +336,16 @@ class _Finder:
             kinds[path] = _WHOLE if size is None else _SAMPLES
             return size is None or size == number
         below: dict[Path, str] = {}
-        fits = [self._assign(child, (*path, key), number, below) for key, child in parts[0]]
+        # Up to the first part that does not fit: most numbers are sizes of single items.
+        fits = all(self._assign(child, (*path, key), number, below) for key, child in parts[0])
         if path not in self._lengths or arguments:
             kinds.update(below)
-            return all(fits)
-        tensors = any(samples_of(leaf) is not None for leaf in leaves_of(tree))
+            return fits
+        leaves = _leaves_with_paths(tree, ())
+        tensors = any(samples_of(leaf) is not None for _, leaf in leaves)
         if self._lengths[path] != number:
             kind = _STRUCTURE if tensors else _WHOLE
-        elif (tensors and not all(fits)) or isinstance(tree[0], str | bytes):
+        elif (tensors and not fits) or isinstance(tree[0], str | bytes):
             kind = _SAMPLES
         else:
             kind = _STRUCTURE if tensors and isinstance(tree, tuple) else _OPEN
@@ -351,7 +353,7 @@ class _Finder:
         kinds[path] = kind
         if kind == _STRUCTURE:
             kinds.update(below)
-            return all(fits)
+            return fits
         return True
 
     def _refuse_objects(self, trees: dict[str, Any], kinds: dict[Path, str]) -> None:

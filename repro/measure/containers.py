@@ -34,8 +34,8 @@ class UnsplittableBatchError(BatchError):
 def samples_of(leaf: Any) -> int | str | None:
     """The number of samples of a leaf, None without samples, the leaf's kind if unknown."""
     if isinstance(leaf, torch.Tensor):
-        if leaf.is_nested:
-            return "a nested tensor"
+        if leaf.is_nested or leaf.layout not in (torch.strided, torch.sparse_coo):
+            return "a nested tensor" if leaf.is_nested else f"a tensor of {leaf.layout}"
         return leaf.shape[0] if leaf.dim() > 0 else None
     if isinstance(leaf, np.ndarray):
         return leaf.shape[0] if leaf.ndim > 0 else None

@@ -38,7 +38,7 @@ from repro.measure.loss_parts import (
     tolerance,
 )
 from repro.measure.memory import is_out_of_memory
-from repro.measure.untouched import Snapshot
+from repro.measure.untouched import Snapshot, uncached
 
 _REPEATS = 8  # of a loss that draws random numbers, to see whether it uses them
 _OFF = "check='off' computes it all the same"
@@ -367,7 +367,7 @@ class LossCheck:
         return map_leaves(lambda x: x.detach() if isinstance(x, Tensor) else x, outputs)
 
     def _outputs(self, inputs: Any) -> Any:
-        with self._context():
+        with self._context(), uncached():
             return call_model(self._model, _fresh(inputs, self._device))
 
     def _loss(self, outputs: Any, targets: Any) -> Tensor:

@@ -4,7 +4,7 @@ import copy
 import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from repro.measure import accelerator
 
@@ -160,6 +161,24 @@ def random_numbers(
     return put_back
 
 
+def modules_in(function: Any) -> list[nn.Module]:
+    """The modules in a loss: itself, its method's, or those it closes over."""
+    if isinstance(function, nn.Module):
+        return [function]
+    if isinstance(function, partial):
+        parts = [function.func, *function.args, *function.keywords.values()]
+        return [module for part in parts for module in modules_in(part)]
+    owner, function = getattr(function, "__self__", None), getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return []
+    found = [owner, *(function.__globals__.get(name) for name in code.co_names)]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # an empty cell
+            found.append(cell.cell_contents)
+    return [value for value in found if isinstance(value, nn.Module)]
+
+
 @contextmanager
 def untouched(*roots: Any) -> Iterator[Snapshot]:
     """Restore modules and random generators when the block ends, even by an error: `Snapshot`."""
@@ -168,6 +187,16 @@ def untouched(*roots: Any) -> Iterator[Snapshot]:
         yield snapshot
     finally:
         snapshot.restore()
+
+
+@contextmanager
+def uncached() -> Iterator[None]:
+    """Compute weights anew despite `parametrize.cached`, which may hold some without a graph."""
+    before, parametrize._cache_enabled = parametrize._cache_enabled, 0
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled = before
 
 
 def seed_all(seed: int, *roots: nn.Module) -> None:

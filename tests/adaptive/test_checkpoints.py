@@ -1,10 +1,18 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from repro.adaptive import CheckpointError, ThetaController, load_checkpoint, save_checkpoint
+from repro.adaptive import (
+    CheckpointError,
+    ScheduledBatch,
+    ThetaController,
+    load_checkpoint,
+    save_checkpoint,
+    set_lr,
+)
 
 
 def state_of(number):
@@ -31,6 +39,18 @@ def test_round_trip(tmp_path):
     other.load_state_dict(loaded["controller"])
     assert other.setting == controller.setting
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_controllers_of_numpys_numbers(tmp_path):
+    one, two, rate = np.int64(8), np.int32(64), np.float64(0.1)
+    given = {"warmup": np.int64(2), "warmup_from": rate / 2, "decay_at": [np.int64(3)]}
+    for kind, own in ((ThetaController, {"interval": one}), (ScheduledBatch, {"every": one})):
+        controller, model = kind(one, two, rate, **own, **given), nn.Linear(2, 2)
+        controller.observe(np.float32(2.0), model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        set_lr(optimizer, controller.setting.lr)
+        state = {"controller": controller.state_dict(), "optimizer": optimizer.state_dict()}
+        save_checkpoint(tmp_path / "a.pt", state)
 
 
 def test_damage_is_refused(tmp_path):

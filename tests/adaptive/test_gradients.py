@@ -93,6 +93,8 @@ class TestNorms:
         for sizes in ([], [4, 4], [0, 4]):
             with pytest.raises(ValueError, match=r"give at least one size, distinct ones"):
                 gradient_norms(model, (x, y), sizes, loss_fn=F.mse_loss)
+        with pytest.raises(ValueError, match=r"a batch size of 8.0; give .* a size of 1 to 64"):
+            gradient_norms(model, (x, y), [8.0], loss_fn=F.mse_loss)
         with pytest.raises(ValueError, match=r"a batch size of 65; give .* a size of 1 to 64"):
             gradient_norms(model, (x, y), [65], loss_fn=F.mse_loss)
 
@@ -313,6 +315,14 @@ def test_whatever_a_forward_pass_changes_is_put_back(name, change, fails):
         first = MEASURES[name](model, (x, y), loss)
         assert MEASURES[name](model, (x, y), loss) == first  # of the seed's random numbers
     assert all_of(model) == before and modes == {True}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_the_modules_of_a_loss_are_put_back(name):
+    model, x, y = least_squares()
+    norm = nn.BatchNorm1d(y[:1].numel()).double()
+    MEASURES[name](model, (x, y), lambda o, t: F.mse_loss(norm(o), t))
+    assert norm.num_batches_tracked == 0
 
 
 def test_what_cannot_be_put_back_hinders_nothing_else():

@@ -605,6 +605,30 @@ def not_finite(method):
     return error, weights_of(model)
 
 
+class Sometimes(nn.Linear):
+    """Has a second layer for samples that are marked."""
+
+    def __init__(self):
+        super().__init__(6, 4)
+        self.other = nn.Linear(6, 4)
+
+    def forward(self, x):
+        chosen = x[:, :1] > 0
+        return super().forward(x) + (chosen * self.other(x) if chosen.any() else 0)
+
+
+def without_last(method):
+    """A layer that the last micro-batch does not use; the error and the weights."""
+    model, x = make(0, Sometimes), torch.ones(8, 6, dtype=torch.float64)
+    x[[2, 3, 6, 7]] = -1.0  # the last two of each process
+    parallel = parallel_of(
+        model, OPTIMIZERS["sgd"](list(model.parameters())), method, micro_batch=2
+    )
+    error = error_of(parallel.step, x, torch.arange(8) % 4)
+    parallel.close()
+    return error, weights_of(model)
+
+
 class Within(nn.Module):
     """A loss of one's own around one of torch's."""
 
@@ -813,6 +837,7 @@ def todo(rank):
     yield "in parts", partial(error_of, whole, "all_to_all", "lamb")
     for method in METHODS:
         yield (method, "not finite"), partial(not_finite, method)
+        yield (method, "without last"), partial(without_last, method)
         for kind in (torch.bfloat16, torch.complex64):
             yield (method, "type", kind), partial(typed, method, kind)
         for what in ("hook", "layout", "type"):
@@ -883,6 +908,13 @@ def test_a_norm_that_is_not_finite_is_an_error_before_the_update(both, method):
     for (kind, text), weights in answers(both, method, "not finite"):
         assert kind == "RuntimeError" and "non-finite" in text
         assert_close(weights, wanted)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_layer_that_the_last_micro_batch_does_not_use_is_an_error(both, method):
+    for (kind, text), weights in answers(both, method, "without last"):
+        assert kind == "ValueError" and "got no gradient in this mini-batch" in text
+        assert same(weights, weights_of(make(0, Sometimes)))
 
 
 def test_optimizers_that_look_at_all_parameters(both):
@@ -1198,6 +1230,13 @@ class TestOneProcess:
         parallel.step(x, torch.full((12,), 2))
         with pytest.raises(LossCheckError):
             parallel.step(x, torch.arange(12) % 3)
+
+    def test_an_error_of_the_model_is_no_lost_process(self):
+        def loss(outputs, targets):
+            raise RuntimeError("the skip connection has 3 channels")
+
+        with pytest.raises(RuntimeError, match=r"^the skip connection has 3 channels"):
+            alone(make(0, Small), loss).step(*batch(0))
 
     @pytest.mark.parametrize("message", REFUSED)
     def test_an_optimizer_of_other_parameters(self, message):

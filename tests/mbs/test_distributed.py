@@ -22,13 +22,14 @@ SHARDS = [(0, 11), (11, 16)]  # 11 and 5 samples
 # of them; the first is forgotten, and the third accumulates into the second.
 SCALES = (1.0, 2.0, 3.0)
 CASES = ["plain", "views", "two_pass", "weights", "pieces", "auto", "auto two_pass", "auto short",
-         "ignored", "hooks", "nan", "other"]  # fmt: skip
+         "ignored", "hooks", "no_sync", "no_sync views", "nan", "other"]  # fmt: skip
 # Losses with parameters of the model: a temperature in the loss alone, and one that decays.
 WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts"]
-SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters",
-           "fully_shard auto", "fully_shard two_pass auto", "Fully auto"]  # fmt: skip
+SHARDED = ["fully_shard", "fully_shard two_pass", "fully_shard evaluated", "Fully",
+           "Fully, original parameters", "fully_shard auto", "fully_shard two_pass auto",
+           "Fully auto"]  # fmt: skip
 REFUSED = ["one fails", "one refuses", "sharded pieces", "sharded few", "static graph",
-           "mixed precision", "unwrapped"]  # fmt: skip
+           "mixed precision", "compiled", "unwrapped"]  # fmt: skip
 
 
 def make_model():
@@ -51,7 +52,7 @@ def run_case(case, rank):
     """Return gradients, gradient all-reduces and calls of DDP's forward in one process."""
     start, stop = SHARDS[rank]
     inputs, y = (part[start:stop] for part in make_batch())
-    model = DistributedDataParallel(make_model(), gradient_as_bucket_view=case == "views")
+    model = DistributedDataParallel(make_model(), gradient_as_bucket_view="views" in case)
     counts = {"reductions": 0, "forwards": 0}
 
     def hook(state, bucket):
@@ -94,7 +95,8 @@ def run_case(case, rank):
             except NonFiniteLossError as error:
                 return [p.grad for p in model.parameters()], str(error)
         else:
-            result = streamer.backward(x, y)
+            with model.no_sync() if "no_sync" in case and index == 1 else nullcontext():
+                result = streamer.backward(x, y)
         sizes.append((result.micro_batch_size, result.retries))
     assert result.num_samples == len(x)
     counts["sizes"] = sizes
@@ -146,10 +148,15 @@ def run_with_parameters(case, rank):
     x, y = (part[8 * rank : 8 * rank + 8] for part in routed(case))
     model = Experts() if case == "experts" else Scaled()
     wrapped = DistributedDataParallel(model)
-    loss_fn = partial(loss_with_parameters, model, case)
+    idle = nn.Linear(1, 1)  # of the loss, which does not use it
+
+    def loss_fn(outputs, targets):
+        return idle if outputs is None else loss_with_parameters(model, case, outputs, targets)
+
     streamer = MicroBatchStreamer(wrapped, loss_fn, 2, two_pass="two_pass" in case)
     for _ in range(2):
         streamer.backward(x, y)
+    assert idle.weight.grad is None
     return [p.grad for p in model.parameters()], {}
 
 
@@ -173,7 +180,7 @@ def sharded(case, model):
             model, device_id=torch.device("cpu"), use_orig_params="original" in case
         )
     mesh = init_device_mesh("cpu", (2,))
-    for layer in (model[0], model[2], model):
+    for layer in (model,) if "evaluated" in case else (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
     return model
 
@@ -185,7 +192,9 @@ def run_sharded(case, rank):
     x, y = (x[:stop], y[:stop]) if rank == 0 else (x[5:stop], y[5:stop])
     if case == "sharded few":
         x, y = (x, y) if rank == 0 else (x[:2], y[:2])
-    model = sharded(case, make_model())
+    model, calls = sharded(case, make_model()), []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(calls.append)
     size = "auto" if "auto" in case else 2
     streamer = MicroBatchStreamer(model, F.cross_entropy, size, two_pass="two_pass" in case)
     # A limit on the memory of each process, the lower one in the second, which has fewer samples.
@@ -194,7 +203,11 @@ def run_sharded(case, rank):
         for _ in range(2):  # adds to the first
             if "pieces" in case:
                 streamer.backward(iter([(x, y)]))
+            if "evaluated" in case:  # after which the parameters stay gathered
+                with torch.no_grad():
+                    model(x)
             result = streamer.backward(x, y)
+    assert case.startswith("Fully") or len(calls) == 8  # once a mini-batch
     if case.startswith("Fully"):  # in each process a part of one vector of all
         parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         everyones = [None, None]
@@ -223,9 +236,10 @@ def run_refused(case, rank):
             MicroBatchStreamer(make_model(), F.cross_entropy, 2)
         return [], [(str(w.message), Path(w.filename).name) for w in caught]
     x, y = make_batch()
-    if case in ("static graph", "mixed precision"):
+    if case in ("static graph", "mixed precision", "compiled"):
         model = DistributedDataParallel(make_model(), static_graph=case == "static graph")
         model.mixed_precision = object() if case == "mixed precision" else None
+        model = torch.compile(model) if case == "compiled" else model
         try:
             MicroBatchStreamer(model, F.cross_entropy, 8)
         except ValueError as error:
@@ -292,7 +306,8 @@ def test_gradient_is_that_of_all_samples(reports, case):
         gradients, counts = reports[rank][case]
         for got, want in zip(gradients, reference(case), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-14)
-        assert counts["reductions"] == len(SCALES)  # one bucket, once per mini-batch
+        # One bucket, once per mini-batch.
+        assert counts["reductions"] == len(SCALES) - ("no_sync" in case)
         assert counts["forwards"] == len(SCALES)  # which averages
 
 
@@ -377,6 +392,7 @@ def test_what_sharded_models_cannot_do_is_refused_in_all_processes(reports):
                 "mixed precision",
                 "DistributedModelError: DistributedDataParallel(mixed_precision=) casts",
             ),
+            ("compiled", "DistributedModelError: torch.compile around DistributedDataParallel"),
             ("sharded pieces", "BatchError: a mini-batch in pieces needs"),
             ("sharded few", "DistributedModelError: a process can make 2 micro-batches of its"),
         ):

@@ -207,6 +207,11 @@ def test_means_over_samples_raise_no_alarm(name):
     assert error_of(*MEANS[name], check="always") < 1e-12
 
 
+def test_a_loss_in_float32_of_a_model_in_float64_raises_no_alarm():
+    x, values = X.repeat(40, 1), VALUES.repeat(40, 1)
+    assert error_of(lambda o, t: (o.float() - t.float()).square().mean(), values, inputs=x) < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(16), nn.Dropout(0.5)])
 def test_random_and_normalising_layers_raise_no_alarm(layer, dtype):
@@ -298,8 +303,22 @@ def test_values_that_labels_had_not_before_are_checked():
         loss_fn = lambda o, t: F.cross_entropy(o, t, **options)  # noqa: B023, E731
         streamer = MicroBatchStreamer(make_model(), loss_fn, 16)
         streamer.backward(X, first)
-        with pytest.raises(LossCheckError):
-            streamer.backward(X, later)
+        for _ in range(2):  # not only once
+            with pytest.raises(LossCheckError):
+                streamer.backward(X, later)
+
+
+def test_a_micro_batch_without_weight_is_checked_when_the_first_comes():
+    def loss_fn(outputs, found):  # divided by what was found, but never by 0
+        each = F.binary_cross_entropy_with_logits(outputs[:, 0], found, reduction="none")
+        return each.sum() / found.sum().clamp(min=1)
+
+    streamer, everywhere = MicroBatchStreamer(make_model(), loss_fn, 16), torch.arange(N) % 4 == 0
+    streamer.backward(X, everywhere.double(), weights=everywhere)
+    few = (torch.arange(N) < 3).double()
+    with pytest.raises(LossCheckError):
+        streamer.backward(X, few, weights=few)
+    assert error_of(lambda o, t: (o[:, 0] * t).sum() / t.sum(), few, weights=few) < 1e-12
 
 
 def test_the_loss_is_read_at_each_mini_batch():
@@ -369,6 +388,50 @@ class Times(nn.Module):
 
     def forward(self, x):
         return x * self.factor[0]
+
+
+class Scaling(nn.Module):
+    """Keeps the mean loss in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+    def loss(self, outputs, targets):
+        loss = F.cross_entropy(outputs, targets)
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        return loss
+
+
+def test_the_module_of_a_method_is_one_of_the_losss():
+    scaling = Scaling()
+    with pytest.warns(RuntimeWarning, match="a forward pass changes mean of Scaling"):
+        MicroBatchStreamer(make_model(), scaling.loss, N // 2 + 1).backward(X, LABELS)
+    mean, model = 1.0, make_model()
+    for part in (slice(0, 33), slice(33, N)):
+        mean = 0.9 * mean + 0.1 * F.cross_entropy(model(X[part]), LABELS[part])
+    torch.testing.assert_close(scaling.mean, mean.detach())
+
+
+class Trimmed(nn.Linear):
+    """Returns as many positions as the longest sample has."""
+
+    def forward(self, x, lengths):
+        return super().forward(x[:, : int(lengths.max())])
+
+
+def test_losses_of_outputs_that_are_as_long_as_the_longest_sample():
+    def loss(by_token, outputs, lengths):
+        kept = torch.arange(outputs.shape[1]) < lengths[:, None]
+        each = (outputs[..., 0].square() * kept).sum(1)
+        return each.sum() / kept.sum() if by_token else (each / lengths).mean()
+
+    x, lengths = X[:, None].repeat(1, 5, 1), torch.arange(N) // 13 + 1
+    for by_token in (False, True):
+        torch.manual_seed(0)
+        model, own = Trimmed(6, 2).double(), partial(loss, by_token)
+        with pytest.raises(LossCheckError) if by_token else nullcontext():
+            MicroBatchStreamer(model, own, 16).backward((x, lengths), lengths)
 
 
 def test_terms_that_the_outputs_do_not_show():

@@ -320,7 +320,7 @@ def test_layers_that_are_put_in_later(change, form):
 @pytest.mark.parametrize("size", [7, "auto"])
 def test_lazy_layers_are_made_as_by_the_first_forward_pass(size):
     x, y = make_batch(28)
-    gradients_of = []
+    gradients_of, seen = [], []
     for streamed in (False, True):
         layers = [nn.LazyLinear(8), nn.LazyInstanceNorm1d(affine=True), nn.LazyLinear(4)]
         model = nn.Sequential(
@@ -329,7 +329,9 @@ def test_lazy_layers_are_made_as_by_the_first_forward_pass(size):
         model.double()
         torch.manual_seed(0)
         if streamed:
+            model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
             MicroBatchStreamer(model, F.cross_entropy, size).backward(x, y)
+            assert seen[0] == (2 if size == "auto" else 7)  # not the whole, which may not fit
         else:
             F.cross_entropy(model(x), y).backward()
         gradients_of.append(torch.cat([g.flatten() for g in gradients(model)]))
@@ -503,6 +505,24 @@ def test_a_generator_without_state_is_taken():
     MicroBatchStreamer(make_model(), F.cross_entropy, generators=random.SystemRandom())
 
 
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_weights_that_are_cached_keep_their_graph(two_pass):
+    model, (x, y) = nn.utils.parametrizations.weight_norm(make_model()[0]), make_batch(10)
+    expected, _ = reference(model, lambda plain: F.cross_entropy(plain(x), y))
+    with nn.utils.parametrize.cached():
+        MicroBatchStreamer(model, F.cross_entropy, 4, two_pass=two_pass).backward(x, y)
+    assert_equal_gradients(model, expected, 1e-12)
+
+
+def test_a_loss_of_two_passes_may_change_outputs_in_place():
+    model, (x, y) = make_model(), make_batch(10)
+    loss_fn = lambda o, t: F.cross_entropy(o.mul_(2).clamp_(max=0.5), t).sqrt()  # noqa: E731
+    expected, loss = reference(model, lambda plain: loss_fn(plain[:4](x), y))
+    result = MicroBatchStreamer(model, loss_fn, 4, two_pass=True).backward(x, y)
+    assert_equal_gradients(model, expected, 1e-12)
+    torch.testing.assert_close(result.loss, loss)
+
+
 def test_two_pass_needs_tensors_and_takes_no_weights():
     streamer = MicroBatchStreamer(make_model(), F.cross_entropy, 4, two_pass=True)
     x, y = make_batch(8)
@@ -523,6 +543,7 @@ def test_two_pass_needs_tensors_and_takes_no_weights():
         lambda out, call: object(),
         lambda out, call: (out, out if call == 0 else None),
         lambda out, call: (out, None) if call == 0 else (None, out),
+        lambda out, call: (out, 1.0 + call),  # such as the number of what counts
     ],
 )
 def test_two_pass_needs_outputs_per_sample(convert):

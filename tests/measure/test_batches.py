@@ -178,6 +178,7 @@ def test_what_is_shared_reaches_every_part_whole(inputs, targets, shared):
           for name, told in ((3, "3"), (TABLE, "a Tensor"))),
         (torch.nested.nested_tensor(ragged(2), layout=torch.jagged), Y, {}, UnsplittableBatchError,
          "inputs is a nested tensor"),
+        (X.to_mkldnn(), Y, {}, UnsplittableBatchError, "inputs is a tensor of torch._mkldnn"),
         (Changing(X), Y, {}, UnsplittableBatchError, "Changing changes its field image"),
     ],
 )  # fmt: skip

@@ -94,6 +94,7 @@ def noise(module, x, y):
     return y * torch.as_tensor(module.generator.random((len(x), 1)), dtype=torch.float32)
 
 
+MASK = torch.tensor([True, False, False])
 MIXING = {
     "later": lambda m, x, y: y.flip(0).cumsum(0).flip(0),
     "next": lambda m, x, y: y - torch.cat([y[1:], 0 * y[:1]]),
@@ -101,6 +102,9 @@ MIXING = {
     "number": lambda m, x, y: y * len(y),
     "list": lambda m, x, y: list(y * len(y)),
     "dropout": lambda m, x, y: F.dropout(y * len(y), 0.5, m.training),
+    "masked": lambda m, x, y: (y * len(y)).masked_fill(MASK, -torch.inf),
+    "masked by a number": lambda m, x, y: (y * len(y)).masked_fill(MASK, -1e9),
+    "complex": lambda m, x, y: torch.complex(y, y * len(y)),
 }
 APART = {
     "list": lambda m, x, y: list(y),
@@ -110,6 +114,8 @@ APART = {
     "own numbers": noise,
     "one number": lambda m, x, y: y * torch.rand(()),
     "matrix": lambda m, x, y: (y, m.weight),
+    "masked": lambda m, x, y: y.masked_fill(MASK, torch.nan),
+    "complex": lambda m, x, y: torch.complex(y, y),
 }
 
 
