@@ -423,6 +423,9 @@ def notebooks(
     if not refresh:
         arguments.check_profile(given.setdefault("profile", "view"), computing=False)
         runner.check(chosen, given)
+        if given["profile"] == "view":
+            ignored = {name: given.get(name) for name in ("seeds", "device", "data")}
+            _refuse("profile view computes nothing", **ignored)
     failures = 0
     for path in chosen:
         outcome = runner.refresh(path) if refresh else runner.execute(path, given)

@@ -169,6 +169,8 @@ add(("notebooks", "-p", "count=1", "-p", "count=2"), "count is given twice", "gi
 add(("notebooks", "-p", "reference=tpu"), "'tpu'", "choose among")
 add(("notebooks", "-p", "data={root}/missing"), "missing", "cannot be read")
 add(("notebooks", "--refresh", "--seeds", "3"), "--refresh", "leave it out")
+for name, value in (("seeds", "3"), ("device", "cpu"), ("data", "{root}")):
+    add(("notebooks", f"--{name}", value), f"view computes nothing, and takes no --{name}")
 
 # Figures.
 for artefact, out, *named in (

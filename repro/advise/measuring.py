@@ -33,8 +33,8 @@ def measured(
     steps that do not fit are run beyond it, where the device has the memory, to compare with.
     """
     where = accelerator.resolve(device)
-    alone = accelerator.forked_rng(where)
-    with torch.device("cpu"), alone, accelerator.on(where), machine({}, where.type):
+    alone, normal = accelerator.forked_rng(where), torch.inference_mode(False)
+    with torch.device("cpu"), normal, alone, accelerator.on(where), machine({}, where.type):
         batch = workload.samples(rows[0].batch)
         if not all(isinstance(part, torch.Tensor) for part in batch):
             raise AdviceError(
@@ -89,6 +89,6 @@ def _seconds(workload: Workload, code: str, batch: Any, device: torch.device) ->
     parts = workload.built(min(2, len(batch[0])), device)
     given = {name: getattr(parts, name) for name in ("model", "loss_fn", "optimizer")}
     given |= {"torch": torch, "device": str(device), "loader": loader()}
-    with tempfile.TemporaryDirectory() as folder, torch.enable_grad():
+    with tempfile.TemporaryDirectory() as folder:
         exec(code, {**given, "swap_folder": folder})
     return statistics.median(end - start for start, end in pairwise(times[warmup:]))

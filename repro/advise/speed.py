@@ -112,7 +112,7 @@ def probe(
     """
     device = accelerator.resolve(device)
     here, alone = accelerator.on(device), accelerator.forked_rng(device)
-    with torch.device("cpu"), alone, here, machine({}, device.type), torch.enable_grad():
+    with torch.device("cpu"), alone, here, machine({}, device.type), torch.inference_mode(False):
         return _Probe(workload, device, batch, seconds).speed(limit_bytes)
 
 

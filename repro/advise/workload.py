@@ -287,11 +287,12 @@ def _know(fake: FakeTensor, value: Tensor) -> None:
 def _imagined_with_values() -> Iterator[None]:
     """As `imagined`, but a step may ask for values computed from whole numbers of its example.
 
-    Whatever the caller has set: a default device, or that no gradients are computed.
+    Whatever the caller has set: a default device, `no_grad` or `inference_mode`.
     """
     # torch knows values of single numbers only, unless it is told otherwise.
     limit = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_NUMBERS)
-    with torch.device("cpu"), torch.enable_grad(), imagined(ones=False), limit, _Constants():
+    cpu, normal = torch.device("cpu"), torch.inference_mode(False)
+    with cpu, normal, imagined(ones=False), limit, _Constants():
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
 from repro.datasets.image_data import (
@@ -136,11 +136,7 @@ def _decode_one(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """The image, uint8 (3, H, W), and the mask, uint8 (H, W), of one item."""
     with opened(item.name, item.image) as encoded:
-        if encoded.mode.startswith("I;16"):  # which Pillow clips to 255
-            grey = (np.asarray(encoded) // 257).astype(np.uint8)
-            image = Image.fromarray(grey).convert("RGB")
-        else:
-            image = encoded.convert("RGB")
+        image = in_colour(encoded)
     pixels = resized_pixels(prepare(image) if prepare else image, size)
     if item.mask is None:
         return pixels, None
@@ -187,6 +183,20 @@ def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
         raise CorruptDatasetError(
             f"{name} cannot be decoded ({reason}): provide it again, or take it out"
         ) from error
+
+
+def in_colour(image: Image.Image) -> Image.Image:
+    """An opened image as RGB; of grey of 12 or 16 bits the upper 8, where Pillow clips to 255.
+
+    ValueError: it holds grey of which no largest value is known.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        bits = getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (16,))[0]
+        grey = np.asarray(image).astype(np.int64) * 255 // (2**bits - 1)
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise ValueError("grey of 8, 12 or 16 bits is read, and this is signed, of 32 or a float")
+    return image.convert("RGB")
 
 
 def _indices(mask: Image.Image) -> Image.Image:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from repro.datasets.decoding import opened, resized_pixels
+from repro.datasets.decoding import in_colour, opened, resized_pixels
 from repro.datasets.image_data import (
     DatasetError,
     ImageData,
@@ -130,6 +130,6 @@ def _photograph(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from skimage.filters import threshold_otsu
 
     with opened(str(path), path) as encoded:
-        colour = encoded.convert("RGB")
+        colour = in_colour(encoded)
     luminance = np.asarray(colour.convert("L"))
     return np.asarray(colour), (luminance > threshold_otsu(luminance)).astype(np.uint8)

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from repro.dualbatch.checks import ClusterError as ClusterError
@@ -67,7 +69,28 @@ def _on_host(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {name: _on_host(value) for name, value in tree.items()}
     # Copied, since a view would be sent with all of its storage.
-    return tree.detach().to("cpu", copy=True) if isinstance(tree, Tensor) else tree
+    return _Sent(tree.detach().to("cpu", copy=True)) if isinstance(tree, Tensor) else tree
+
+
+class _Sent:
+    """A tensor that crosses as an array, which Ray shares without a copy, and arrives as itself."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor  # without gaps, in any order of its dimensions
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        like = self._tensor.shape, self._tensor.stride(), self._tensor.dtype
+        return _arrived, (_bytes(self._tensor), *like)
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
+
+
+def _arrived(sent: np.ndarray, shape: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+    tensor = torch.empty_strided(shape, stride, dtype=dtype)
+    _bytes(tensor)[:] = sent  # what Ray shares is read-only
+    return tensor
 
 
 @contextlib.contextmanager
@@ -75,6 +98,8 @@ def _portable(who: str) -> Iterator[None]:
     """Replace an exception of a user's function that another process could not rebuild."""
     try:
         yield
+    except KeyboardInterrupt as error:  # which Ray takes for a task that was cancelled
+        raise ClusterError(f"{who} was interrupted; {_GO_ON}") from error
     except Exception as error:
         if _crosses(error):
             raise

@@ -268,6 +268,13 @@ class Verdict:
     evidence: str
     cases: Cases = field(default_factory=dict, compare=False)
 
+    @property
+    def repeats(self) -> str:
+        """What the intervals are over; of rounds of one process, which are alike, too narrow."""
+        every = (case for case in self.cases.values() if isinstance(case, Estimate))
+        kinds = dict.fromkeys(case.trials for case in every if case.error > 0)
+        return ", ".join(f"{kind} of one process" if kind == "rounds" else kind for kind in kinds)
+
 
 def direction(
     name: str,

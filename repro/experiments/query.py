@@ -264,9 +264,10 @@ def results_of(artefact: Artefact, source: Source, changes: Choices = ()) -> Res
 
     Of the profiles the one counts that has records of most of its runs, with two seeds or more, of
     several the most thorough one, and `smoke` after all others. A GPU's records count first, as
-    those nearest the paper, once more than half of its runs have some, and some of every
-    experiment; until then they are in `Results.gpu`, beside a reference. The datasets are those of
-    the records, so that an artefact is shown as it was computed, whichever data is at hand now.
+    those nearest the paper, once more than half of its runs have some, and some of each experiment
+    with each network or task; until then they are in `Results.gpu`, beside a reference. The
+    datasets are those of the records, so that an artefact is shown as it was computed, whichever
+    data is at hand now.
     """
     if artefact.parts:
         parts = [source.paper.artefacts[name] for name in artefact.parts]
@@ -302,10 +303,15 @@ def _worth(results: Results) -> tuple[bool, bool, float, int]:
         for run, here in seeds.items()
     ]
     share = sum(shares) / max(1, len(shares))
-    every = {run.experiment for run in seeds} <= {r.experiment for r in results.records}
+    # A reader misses a network of the paper's table more than a size of another.
+    every = set(map(_named, seeds)) <= set(map(_named, results.records))
     first = _on_a_gpu(results) and share > 0.5 and every
     real = results.profile != "smoke" and bool(present)
     return real, first, share, COMPUTING_PROFILES.index(results.profile)
+
+
+def _named(item: Run | Record) -> tuple[Any, ...]:
+    return item.experiment, item.config.get("role"), item.config.get("task")
 
 
 def _joined(parts: Mapping[Artefact, Results]) -> Results:

@@ -138,7 +138,7 @@ class Session:
         """Show, each folded: the setup, all claims, what failed, the recipe, the records."""
         display(report.Folded("Setup: devices, data, stand-ins", *story.setup(self.source)))
         judged = summary.paper_verdicts(self.source)
-        columns = ("artefact", "claim", "setting", "expected", "verdict", "evidence")
+        columns = ("artefact", "claim", "setting", "expected", "verdict", "evidence", "repeats")
         title = f"{_counted(judged)}, each with its evidence"
         display(report.Folded(title, _rows(judged, columns)))
         if failed := [row for row in judged if "why_not" in row]:

@@ -36,7 +36,7 @@ from repro.records import (
 )
 
 FORMATS = ("svg", "pdf", "png")
-_CLAIM_COLUMNS = ("verdict", "claim", "in the paper", "setting", "expected", "evidence")
+_CLAIM_COLUMNS = ("verdict", "claim", "in the paper", "setting", "expected", "evidence", "repeats")
 
 
 def found(

@@ -46,6 +46,7 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
             "expected": claim.expect,
             "verdict": verdict.word,
             "evidence": verdict.evidence + _named(used, results),
+            "repeats": verdict.repeats,
             "number": claim.number(verdict),
             "paper's number": _papers_number(claim, verdict),
             "key": f"{paper.key}/{artefact.name}.{key}",

@@ -1,6 +1,7 @@
 """Data of a training: images that stay encoded give the mini-batches of those in memory."""
 
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from dataset_files import encode, random_image, write_folder
 from PIL import Image
 from torch import nn
 
-from repro.datasets import CorruptDatasetError, StreamedImages, catalogue, load, sources
+from repro.datasets import CorruptDatasetError, StreamedImages, catalogue, embedded, load, sources
 from repro.datasets.decoding import Item, decode
 from repro.dualbatch import Share
 from repro.experiments.captured import low_precision
@@ -88,9 +89,49 @@ def test_mini_batches_and_evaluation_are_those_of_memory(both, samples):
     assert found[0][1](model) == found[1][1](model)
 
 
-def test_a_16_bit_image_keeps_its_shades():
-    shades = np.array([[0, 257, 30_000, 65_535]] * 4, np.uint16)
+SHADES = np.array([[0, 272, 30_000, 65_535]] * 4, np.uint16)
+
+
+def encoded_as(form: str, shades: np.ndarray) -> bytes:
     encoded = io.BytesIO()
-    Image.fromarray(shades).save(encoded, "PNG")
-    images = decode([Item("grey", encoded.getvalue(), label=0)], None).images
+    Image.fromarray(shades).save(encoded, form)
+    return encoded.getvalue()
+
+
+def tiff_of_12_bits() -> bytes:
+    """SHADES, of which two pixels lie in three bytes."""
+    tags = {256: 4, 257: 4, 258: 12, 259: 1, 262: 1, 266: 1, 273: 134, 277: 1, 278: 4, 279: 24}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    head = struct.pack("<4sIH", b"II*\0", 8, len(tags)) + entries + bytes(4)
+    bits = "".join(f"{shade >> 4:012b}" for shade in SHADES.flatten().tolist())
+    return head + int(bits, 2).to_bytes(24, "big")
+
+
+GREY = {
+    "PNG": encoded_as("PNG", SHADES),
+    "TIFF": encoded_as("TIFF", SHADES),
+    "TIFF of 12 bits": tiff_of_12_bits(),
+    "PGM": b"P5 4 4 65535\n" + SHADES.astype(">u2").tobytes(),
+    "PGM of 12 bits": b"P5 4 4 4095\n" + (SHADES >> 4).astype(">u2").tobytes(),
+}
+
+
+@pytest.mark.parametrize("kind", GREY)
+def test_grey_of_more_than_8_bits_keeps_its_shades(kind):
+    images = decode([Item("grey", GREY[kind], label=0)], None).images
     assert images[0, :, 0].tolist() == [[0, 1, 116, 255]] * 3
+
+
+def test_a_photograph_of_16_bits_keeps_its_shades(tmp_path, monkeypatch):
+    ramp = np.tile(np.arange(100, dtype=np.uint16) * 600, (80, 1))
+    (tmp_path / "ramp.png").write_bytes(encoded_as("PNG", ramp))
+    monkeypatch.setattr(embedded, "PHOTOGRAPHS", {"ramp": str(tmp_path / "ramp.png")})
+    data = load("photos", image_size=16, train_per_class=4, test_per_class=1)
+    assert 16 <= len(data.train.images.unique()) <= 70
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_grey_without_a_known_largest_value_is_refused(dtype):
+    encoded = encoded_as("TIFF", SHADES.astype(dtype))
+    with pytest.raises(CorruptDatasetError, match="grey of 8, 12 or 16 bits is read"):
+        decode([Item("grey", encoded, label=0)], None)

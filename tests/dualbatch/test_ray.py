@@ -160,6 +160,21 @@ class TestWithoutACluster:
         assert not ray.is_initialized()
 
 
+def test_tensors_of_all_types_cross_as_they_are(started):
+    numbers = torch.arange(24.0).reshape(2, 3, 2, 2)
+    types = torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int64, torch.bool
+    sent = {str(dtype): numbers.to(dtype) for dtype in types}
+    sent |= {"none": numbers[:0], "number": numbers[1, 2, 1, 1], "view": numbers[:, 1:, ::2]}
+    sent |= {"channels last": numbers.to(memory_format=torch.channels_last)}
+    found = ray.get(ray.put(cluster._on_host({"inside": sent})))["inside"]
+    for name, tensor in sent.items():
+        got = found[name]
+        assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape), name
+        assert got.tolist() == tensor.tolist(), name
+        got.zero_()  # it may be written to
+    assert found["channels last"].is_contiguous(memory_format=torch.channels_last)
+
+
 class Holder:
     """Takes room on the cluster."""
 
@@ -200,6 +215,13 @@ FOREIGN = {
 
 
 class TestFailures:
+    def test_an_interrupted_worker(self, started):
+        def data(share):
+            raise KeyboardInterrupt
+
+        with pytest.raises(ClusterError, match=r"worker [01] was interrupted; run again with"):
+            train(make_plan(1, 1), engine="ray", data=data)
+
     @pytest.mark.parametrize("name", FOREIGN)
     def test_an_exception_that_does_not_cross_processes(self, name, started):
         made = FOREIGN[name]()

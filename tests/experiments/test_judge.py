@@ -107,6 +107,12 @@ class TestEstimates:
         assert isinstance(found["a"], Estimate) and isinstance(found["b"], NotRun)
 
 
+def test_a_verdict_says_that_rounds_are_of_one_process():
+    rounds = judge.paired_ratio([2.0, 2.1, 2.2], [1.0, 1.0, 1.1])
+    cases = {"a": rounds, "b": deterministic(1.0), "c": judge.mean_of([1.0, 2.0])}
+    assert judge.Verdict("partly", "", cases).repeats == "rounds of one process, processes"
+
+
 class TestTheFirstLook:
     def test_seeds_after_it_judge_alone(self, random):
         """Planted: the first six seeds are lucky by 9 points, and nobody sees it."""

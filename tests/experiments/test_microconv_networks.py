@@ -16,6 +16,12 @@ from repro.report import DASH
 PAPER = load_paper("microconv")
 
 
+def test_deepbenchs_layers_are_those_of_table_4():
+    counts = {name: benchmark.counted(name) for name in benchmark.PAPER["table4"]}
+    assert counts == benchmark.PAPER["table4"]
+    assert sum(each["layers"] for each in counts.values()) == 94
+
+
 def two(undivided: Any, divided: Any, limit: int = 64, **options: Any):
     """A world of undivided and all at one limit."""
     return world({at(limit, "undivided"): undivided, at(limit, "all"): divided}, **options)

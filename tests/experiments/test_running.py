@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -465,6 +465,24 @@ class TestSources:
         assert (self.shown(toy).profile, self.shown(toy).gpu) == ("gpu", None)
         provide("local/quick", 1)
         assert (self.shown(toy, "quick").profile, self.shown(toy, "quick").gpu) == ("quick", None)
+
+    def test_a_gpus_reference_without_a_network_hides_none(self, toy, provide, make_record):
+        gpu = make_record("add").device | {"type": "cuda", "name": "NVIDIA H200"}
+        configs = [{"x": x, "role": f"network {x}"} for x in (1, 2, 3, 4)]
+        runs = [Run("add", config, label=str(config)) for config in configs]
+        artefact = replace(A, plan=lambda *_: runs)
+        for x, config in enumerate(configs):
+            for seed in (0, 1):
+                made = {"config": config, "seed": seed, "key": f"{x}{seed}"}
+                provide("reference/cpu-2-cores/quick", x, **made)
+        shown = []
+        for x, config in enumerate(configs):
+            for seed in (0, 1):
+                made = {"config": config, "seed": seed, "key": f"{x}{seed}", "device": gpu}
+                provide("reference/nvidia-h200/gpu", x, **made)
+            found = query.results_of(artefact, query.find_source(toy.paper))
+            shown.append((found.profile, found.gpu and found.gpu.profile))
+        assert shown == [("quick", "gpu")] * 3 + [("gpu", None)]
 
 
 def test_cudnn_times_its_algorithms_where_the_configuration_says_so():

@@ -1,5 +1,6 @@
 """Losses that chance or memory decides are not refused."""
 
+import itertools
 import random
 from contextlib import nullcontext
 from functools import partial
@@ -72,6 +73,19 @@ def test_a_lack_of_memory_is_the_callers():
 
     with pytest.raises(torch.OutOfMemoryError):
         check_of(loss).loss_adds_up(sample())
+
+
+@pytest.mark.parametrize("coin", ["0010010010", "0000100100100100"])
+def test_chance_that_no_generator_tells_of_is_no_mixing(coin):
+    """As of `random.SystemRandom`, which by chance decides twice alike."""
+    tosses = itertools.cycle(map(int, coin))
+
+    class Skipping(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (1 + next(tosses))
+
+    check = check_of(F.mse_loss, Skipping(3, 1))
+    assert check.samples_stay_apart(sample())
 
 
 class Compares(nn.Linear):

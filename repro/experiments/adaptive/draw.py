@@ -20,10 +20,14 @@ Panel = tuple[str, str, str, Mapping[str, Sequence[Record]]]
 def by_epoch(
     panels: Sequence[Panel], looks: Mapping[str, Mapping[str, Any]], more: int = 0
 ) -> tuple[Figure, Any]:
-    """A figure and its axes, with means over seeds by epoch in the first, and `more` empty ones."""
-    columns = len(panels) + more
-    figure, axes = plots.new_axes(1, columns, 4.0 * columns, 3.4)
-    for axis, (task, name, ylabel, curves) in zip(axes[0], panels, strict=False):
+    """A figure and its axes, with means over seeds by epoch in the first, and `more` empty ones.
+
+    Four lie two by two.
+    """
+    count = len(panels) + more
+    down, across = (2, 2) if count == 4 else (1, count)
+    figure, axes = plots.new_axes(down, across, 4.0 * across, 3.2 * down + 0.2)
+    for axis, (task, name, ylabel, curves) in zip(axes.flat, panels, strict=False):
         for label, records in curves.items():
             rows = [record.metrics[name] for record in records]
             shortest = min(map(len, rows))
@@ -33,7 +37,7 @@ def by_epoch(
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set(xlabel="epoch", ylabel=ylabel)
         axis.set_title(title(next(iter(curves.values()), []), task), fontsize=9)
-    return figure, axes[0]
+    return figure, axes.ravel()
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, str]]:
