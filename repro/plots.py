@@ -1,19 +1,24 @@
-"""Figures. Each function takes plain numbers and returns a matplotlib figure."""
+"""Figures. Each function takes plain numbers and returns a matplotlib figure.
+
+Matplotlib takes a second to import, and is imported by the first figure that is drawn.
+"""
+
+from __future__ import annotations
 
 import itertools
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from repro.report import VERDICT_COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 PAPER, OURS, WITHOUT, INK = "#8d99ae", "#1f6fb4", "#e07a3f", "#1c2230"
 # After the ink, nine colours that colour-blind readers can distinguish (seaborn's "colorblind").
@@ -46,6 +51,8 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
     """A figure of a size in inches and its axes, shape (rows, columns)."""
+    import matplotlib.pyplot as plt
+
     with plt.rc_context(_LOOK):
         figure, axes = plt.subplots(
             rows, columns, figsize=(width, height), squeeze=False, layout="constrained"
@@ -70,9 +77,18 @@ def legend_below(figure: Figure, columns: int, order: Sequence[str] = ()) -> Non
 
 def log_ticks(axis: Axis, steps: Sequence[float], written: str) -> None:
     """Mark a logarithmic axis at `steps` of each decade, formatted by `written`."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     axis.set_major_locator(LogLocator(10, steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: written.format(value)))
     axis.set_minor_locator(NullLocator())
+
+
+def whole_ticks(axis: Axis) -> None:
+    """Mark an axis at whole numbers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def sign(figure: Figure, text: str) -> None:
@@ -133,7 +149,7 @@ def _draw_seeds(axis: Axes, curves: Curves, styles: Styles) -> None:
             axis.fill_between(
                 epochs, mean - std, mean + std, color=styles[label]["color"], alpha=0.15, lw=0
             )
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_ticks(axis.xaxis)
 
 
 def against_mini_batch(
@@ -212,7 +228,7 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
         axis.bar_label(bars, shown, label_type="center", color=ink)
         left += values
     axis.set_ylim(len(counts) - 0.4, -0.6)  # the first paper on top
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_ticks(axis.xaxis)
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("claims")
     legend_below(figure, 3)

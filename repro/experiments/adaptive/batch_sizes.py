@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from repro.experiments import judge
-from repro.experiments.adaptive import read, runs
+from repro.experiments.adaptive import draw, read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, SIMILAR, TASKS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
+from repro.plots import legend_below, log_ticks, styles
 from repro.records import Record
 from repro.report import Summary
 
@@ -72,9 +73,6 @@ def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> Any:
     """Draw quantities by epoch, each by (task, name, label), with a line for each batch size."""
-    from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, log_ticks, styles
-
     names = ["best batch", *(f"{n} × the best batch" for n in (2, 4, 8, 16))]
     panels = []
     for task, name, ylabel in shown:

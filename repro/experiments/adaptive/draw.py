@@ -1,12 +1,9 @@
-"""How this paper's figures look. Plotting takes a second to import: import this where it draws."""
+"""How this paper's figures look."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from repro import plots
 from repro.experiments.adaptive.read import title
@@ -19,7 +16,7 @@ Panel = tuple[str, str, str, Mapping[str, Sequence[Record]]]
 
 def by_epoch(
     panels: Sequence[Panel], looks: Mapping[str, Mapping[str, Any]], more: int = 0
-) -> tuple[Figure, Any]:
+) -> "tuple[plots.Figure, Any]":
     """A figure and its axes, with means over seeds by epoch in the first, and `more` empty ones."""
     columns = len(panels) + more
     figure, axes = plots.new_axes(1, columns, 4.0 * columns, 3.4)
@@ -30,7 +27,7 @@ def by_epoch(
             mean = np.array([row[:shortest] for row in rows], dtype=float).mean(0)  # None: NaN
             look = {"lw": 1.6, "ms": 4.5, "markevery": max(1, shortest // 7), **looks[label]}
             axis.plot(range(1, shortest + 1), mean, label=label, **look)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        plots.whole_ticks(axis.xaxis)
         axis.set(xlabel="epoch", ylabel=ylabel)
         axis.set_title(title(next(iter(curves.values()), []), task), fontsize=9)
     return figure, axes[0]
@@ -42,7 +39,7 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def point(
-    axis: Axes,
+    axis: "plots.Axes",
     x: float,
     y: float,
     look: Mapping[str, Any],

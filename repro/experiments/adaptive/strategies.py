@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from repro.experiments import judge
-from repro.experiments.adaptive import read, runs
+from repro.experiments.adaptive import draw, read, runs
 from repro.experiments.adaptive.batch_sizes import of_counts
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, GIVEN, NAMES, PAPER, PHANTOM
 from repro.experiments.design import Artefact
 from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun
 from repro.experiments.query import Results
+from repro.plots import HOLLOW, legend_below, log_ticks
 from repro.records import Record
 from repro.report import Summary
 
@@ -96,9 +97,6 @@ def curves(
     more: int = 0,
 ) -> Any:
     """Draw quantities by epoch, a colour for each strategy; `more` panels are left empty."""
-    from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, log_ticks
-
     trained = {name_of(name): read.trained(results, task, name) for name in strategies}
     shown = {name: records for name, records in trained.items() if records}
     panels = [(task, name, label, shown) for name, label in quantities.items()]
@@ -118,8 +116,6 @@ def curves(
 def figure(results: Results, task: str) -> Any:
     """Draw trainings by epoch, and final metrics by updates, the paper's on axes of their own."""
     from repro.adaptive import updates
-    from repro.experiments.adaptive import draw
-    from repro.plots import HOLLOW, legend_below, log_ticks
 
     name = runs.METRIC[task]
     quantities = {"train_cost": "training loss"} if task == CIFAR else {}

@@ -16,6 +16,7 @@ import numpy as np
 
 from repro.experiments.dualbatch import cells, real_workers, runs
 from repro.experiments.dualbatch.cells import Line
+from repro.experiments.dualbatch.drawing import draw_trainings
 from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, KS, PAPER, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
@@ -34,13 +35,6 @@ def table(results: Results, of: Callable[[Results], Groups], columns: str) -> li
         for title, lines in of(results).items()
         for each, line in lines.items()
     ]
-
-
-def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> Any:
-    """Draw gains, and where they are `over` another training curves by epoch, by group."""
-    from repro.experiments.dualbatch.drawing import draw_trainings
-
-    return draw_trainings(results, of(results), over)
 
 
 def compare(results: Results, of: Callable[[Results], Groups], pairs: Pairs) -> Cases:
@@ -77,7 +71,7 @@ OVER_NONE = {
 TABLE3 = cells.artefact(
     "table3",
     rows=partial(table, of=by_factor, columns="workers, factor"),
-    draw=partial(draw, of=by_factor, over="no factor"),
+    draw=partial(draw_trainings, of=by_factor, over="no factor"),
     claims={"factor_gains": partial(compare, of=by_factor, pairs=OVER_NONE)},
 )
 
@@ -117,7 +111,7 @@ OVER_LARGE = {f"{k}, n_S = {n}": ((k, mix(n)), (k, mix(0))) for k, n in _GAINS}
 TABLE5 = cells.artefact(
     "table5",
     rows=partial(table, of=by_k, columns="k, workers"),
-    draw=partial(draw, of=by_k, over=mix(0)),
+    draw=partial(draw_trainings, of=by_k, over=mix(0)),
     claims={
         "gain": partial(compare, of=by_k, pairs=OVER_LARGE),
         "one_too_few": partial(compare, of=by_k, pairs={k: ((k, mix(1)), (k, mix(3))) for k in KS}),
@@ -151,7 +145,7 @@ OVER_BASE = {"n_S = 3": (("hybrid", mix(3)), ("dual-batch", mix(0)))}
 TABLE8 = cells.artefact(
     "table8",
     rows=partial(table, of=by_scheme, columns="scheme, workers"),
-    draw=partial(draw, of=by_scheme, over=f"{mix(0)}, uncycled"),
+    draw=partial(draw_trainings, of=by_scheme, over=f"{mix(0)}, uncycled"),
     claims={
         "accuracy": partial(compare, of=by_scheme, pairs=OVER_DUAL),
         "gain": partial(compare, of=by_scheme, pairs=OVER_BASE),
@@ -210,7 +204,7 @@ GAINS = cells.artefact("gains", rows=partial(table, of=gain_groups, columns=_FIR
 UPDATES = cells.artefact(
     "updates",
     rows=partial(table, of=update_groups, columns=_FIRST),
-    draw=partial(draw, of=update_groups),
+    draw=partial(draw_trainings, of=update_groups),
 )
 
 # Does the gain stay at rates tuned for each mix?

@@ -1,11 +1,9 @@
 """Figures of trainings: gains, curves by epoch, means; the same workers look the same in all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from repro import plots
 from repro.experiments.dualbatch.cells import ROLE, Lines, gain, whose
@@ -24,8 +22,11 @@ STYLES |= {
 }
 
 
-def draw_trainings(results: Results, groups: Mapping[str, Lines], over: str) -> Figure:
+def draw_trainings(
+    results: Results, of: Callable[[Results], Mapping[str, Lines]], over: str = ""
+) -> "plots.Figure":
     """Draw gains, a column for each group; `over` another training with our curves by epoch."""
+    groups = of(results)
     metrics = {"accuracy": "ours: accuracy (%)", "test_loss": "ours: test loss"} if over else {}
     rows, columns = 1 + len(metrics), max(1, len(groups))
     figure, axes = plots.new_axes(rows, columns, 9.8, 7.4 if over else 3.9)
@@ -49,7 +50,7 @@ def draw_trainings(results: Results, groups: Mapping[str, Lines], over: str) -> 
     return figure
 
 
-def _draw_gains(axis: Axes, results: Results, lines: Lines) -> None:
+def _draw_gains(axis: "plots.Axes", results: Results, lines: Lines) -> None:
     """Draw gains next to each other, the paper's hollow, ours on their 95 % intervals."""
     axis.axhline(0, color=plots.INK, lw=1, label="_no gain")
     gains = [gain(results, line) for line in lines.values()]
@@ -65,7 +66,7 @@ def _draw_gains(axis: Axes, results: Results, lines: Lines) -> None:
 
 def draw_means(
     panels: Mapping[str, Mapping[str, Mapping[Any, Sequence[float]]]], xlabel: str, ylabel: str
-) -> Figure:
+) -> "plots.Figure":
     """Draw values by panel, line (of `STYLES`) and position: means with one standard deviation."""
     figure, axes = plots.new_axes(1, len(panels), 9.6, 3.6)
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
@@ -81,7 +82,7 @@ def draw_means(
     return figure
 
 
-def on_one_scale(axes: Sequence[Axes], label: str) -> None:
+def on_one_scale(axes: Sequence["plots.Axes"], label: str) -> None:
     """Give panels of one quantity the same y axis, so that they compare."""
     axes[0].set_ylabel(label)
     for axis in axes[1:]:

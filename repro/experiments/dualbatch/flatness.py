@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from repro.experiments.dualbatch.cells import artefact, whose
+from repro.experiments.dualbatch.drawing import draw_means
 from repro.experiments.dualbatch.runs import KINDS, PERTURBED, PLACES, WORST
 from repro.experiments.judge import Cases, Estimate, cases, difference
 from repro.experiments.query import Results
@@ -55,8 +56,6 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 def draw(results: Results) -> Any:
     """Draw the rise of the training loss by the length of random perturbations."""
-    from repro.experiments.dualbatch.drawing import draw_means
-
     rises = {}
     for kind, name in KINDS.items():
         records = results.ok("flatness", batches=kind)
@@ -93,8 +92,6 @@ FLATNESS = artefact(
 
 def figure1(results: Results) -> Any:
     """Draw training and test loss along one random direction through each end."""
-    from repro.experiments.dualbatch.drawing import draw_means
-
     panels = {}
     for kind, name in KINDS.items():
         records = results.ok("flatness", batches=kind)

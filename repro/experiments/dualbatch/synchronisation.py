@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.experiments.dualbatch import cells, runs
+from repro.experiments.dualbatch import cells, drawing, runs
 from repro.experiments.dualbatch.real_workers import rounds
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, ratio
 from repro.experiments.query import Results
@@ -92,8 +92,6 @@ SYNCHRONISATION = cells.artefact("synchronisation", rows=table, claims=CLAIMS)
 
 def figure2(results: Results) -> Any:
     """Draw the first shares of every worker, from pull to push, under each synchronisation."""
-    from repro.experiments.dualbatch import drawing
-
     figure, axes = drawing.plots.new_axes(len(runs.SHOWN), 1, 9.6, 5)
     for axis, (sync, rule) in zip(axes[:, 0], runs.SHOWN, strict=True):
         records = _of(results, sync, rule)

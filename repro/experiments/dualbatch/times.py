@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from repro import plots
 from repro.experiments.dualbatch.cells import ROLE, artefact, by_process, by_seed, whose
 from repro.experiments.dualbatch.runs import CIFAR, KS, PAPER, PARTS, STEPS_IN_A_ROW
 from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
@@ -85,8 +86,6 @@ def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
 
 def _draw(lines: Iterable[Line], predicted: str, ylabel: str, limits: Sequence[float] = ()) -> Any:
     """Draw measured points and lines against the batch size; the paper's hollow and dashed."""
-    from repro import plots
-
     panels = list(lines)
     columns = max(1, len(panels))  # an empty one where nothing was measured
     figure, axes = plots.new_axes(1, columns, 2.6 * columns, 3.2)

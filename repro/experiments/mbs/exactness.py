@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from repro import plots
 from repro.experiments import judge
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun, cases
@@ -27,8 +28,6 @@ Trained = Mapping[str, Sequence[Mapping[str, Any]]]  # by label, the metrics of 
 
 def _draw(panels: Mapping[str, Trained]) -> Any:
     """Draw training loss and accuracy per epoch."""
-    from repro import plots
-
     curves = {
         title: {
             quantity: {label: [seed[name] for seed in seeds] for label, seeds in trained.items()}

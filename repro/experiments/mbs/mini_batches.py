@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from repro import plots
 from repro.experiments import judge
 from repro.experiments.design import Artefact
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, paired_ratio
@@ -281,8 +282,6 @@ def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
 
 def figure_4_5(results: Results, name: str) -> Any:
     """Gain and time over the undivided initial mini-batch, the paper's and ours."""
-    from repro import plots
-
     unit = "IoU" if name == "table5" else "accuracy"
     better, longer = f"gain in test {unit} (points)", "time of an epoch (ratio)"
     panels, refused = {}, {}

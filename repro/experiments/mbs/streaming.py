@@ -6,6 +6,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from repro import plots
 from repro.experiments.judge import Cases, Estimate, NotRun, mean_of, paired_ratio
 from repro.experiments.mbs.cells import artefact, marks, ran_as, told, whose
 from repro.experiments.mbs.runs import FILES_ROLE, READINGS, file_epochs, paper_rows, timeline
@@ -43,8 +44,6 @@ def stages(results: Results) -> Iterator[dict[str, Any]]:
 
 def figure2(results: Results) -> Any:
     """Draw one mini-batch over time: copies, computations, and the update at its end."""
-    from repro import plots
-
     metrics = _timeline(results)
     figure, axes = plots.new_axes(1, 1, 10, 2.7)
     axis, bars = axes[0, 0], [*metrics["spans"], ("update", -1, *metrics["update"])]

@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
+from repro import plots
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, NotRun, deterministic, unsure
 from repro.experiments.microconv import measured, runs
@@ -21,9 +22,6 @@ from repro.experiments.query import Results, one_machine
 from repro.experiments.view import panel
 from repro.records import Record
 from repro.report import DASH
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FIGURE = PAPER["figure8"]
 
@@ -102,7 +100,7 @@ def table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def figure(results: Results) -> "Figure":
+def figure(results: Results) -> "plots.Figure":
     """The mean speed-up of each kernel size with its interval, in the first precision."""
     told = f"mean speed-up within {MODERATE} MiB; torch's own has no limit"
     return measured.draw(table(results), [], "kernel", told, panel("DeepBench's layers"))
@@ -199,7 +197,7 @@ def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
 
 
-def figure13(results: Results) -> "Figure":
+def figure13(results: Results) -> "plots.Figure":
     """The gain of devices together."""
     title = runs.title_of(results.first("cluster"), "ResNet-18")
     return measured.draw(splits(results), [], "devices", "speed-up", title, [GAIN])

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
+from repro import plots
 from repro.experiments.judge import Estimate, NotRun, deterministic
 from repro.experiments.microconv.runs import KINDS, LAYERS, MIB, Cell
 from repro.experiments.query import Results, one_machine
+from repro.plots import Effect
 from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from repro.microconv import Division
-    from repro.plots import Effect
-
 T = TypeVar("T")
 Entry = dict[str, Any]  # a kernel in a record's metrics
 
@@ -258,13 +256,11 @@ def draw(
     xlabel: str,
     title: str,
     columns: Sequence[str] = (UNDIVIDED, TORCH),
-) -> "Figure":
+) -> "plots.Figure":
     """Draw a table's speed-ups under headings, in the first precision, beside the paper's.
 
     Without headings those are the `columns`, of the first of which the paper's are.
     """
-    from repro import plots
-
     groups: dict[str, list[Effect]] = {}
     for row in rows:
         if row.get("setting") != rows[0].get("setting"):

@@ -8,8 +8,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from repro import plots
 from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.microconv import measured, runs
@@ -27,9 +28,6 @@ from repro.experiments.microconv.runs import AMPLE, MODERATE, PAPER, SMALL, Cell
 from repro.experiments.query import Results
 from repro.experiments.view import panel
 from repro.records import Record
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # ResNet-50's limits for each kernel in Figure 11: WD, and WR undivided with twice as much.
 RESNET_WD_MIB, RESNET_WR_MIB = PAPER["figure11"]["resnet50_each_mib"]
@@ -87,7 +85,7 @@ def table(
     return rows
 
 
-def figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+def figure(rows: Sequence[Mapping[str, Any]]) -> "plots.Figure":
     """Draw speed-ups over undivided and over torch's own by network and limit."""
     networks = {row["network"] for row in rows}
     title = ["convolutions", *(networks if len(networks) == 1 else ())]

@@ -13,6 +13,7 @@ from repro.experiments.outofcore.points import Point, artefact, point_of, ran
 from repro.experiments.outofcore.runs import BY_SCHEDULE, RESNET, SCHEDULES, gib, network_name
 from repro.experiments.query import Results, one_machine
 from repro.experiments.view import panel
+from repro.plots import effects
 
 OURS, LITERAL, LMS, VDNN, ON_DEMAND = SCHEDULES
 
@@ -75,8 +76,6 @@ CLAIMS = {
 
 def figure(results: Results) -> Any:
     """Draw the speed of the paper's schedule over that of others, and of ours over the paper's."""
-    from repro.plots import effects
-
     rows: list[Any] = []
     for key, numbers in CLAIMS.items():
         for other, gap in numbers(results).items():

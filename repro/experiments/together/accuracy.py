@@ -16,6 +16,7 @@ from repro.experiments.query import Results
 from repro.experiments.together import limit, runs
 from repro.experiments.together.runs import STRATEGIES, TRAIN, artefact, trainings
 from repro.experiments.view import panel
+from repro.plots import legend_below, log_ticks, new_axes, styles
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -148,8 +149,6 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
 
 def figure(results: Results) -> Any:
     """Draw the accuracy at the end against updates and simulated time; combinations are ringed."""
-    from repro.plots import legend_below, log_ticks, new_axes, styles
-
     drawn, axes = new_axes(1, 2, 9.6, 4.4)
     looks: dict[str, dict[str, Any]] = dict(styles(STRATEGIES.values()))
     for strategy, at_rate in found(results).items():
