@@ -188,9 +188,8 @@ def _shares(config: Config, fit: Mapping[str, Any], device: str) -> list[dict[st
     return rows
 
 
-def published(config: Config, seed: int, data: EpochTimes | None, device: str) -> Outcome:
+def published(config: Config, seed: int, data: EpochTimes, device: str) -> Outcome:
     """Fit the time model to the authors' raw measurements (Figures 3 and 4)."""
-    assert data is not None
     batches = sorted({row["batch"] for row in PAPER["table4"]["rows"]})
     allowed = PAPER["claims"]["time_error"] / 100
     fits = {}

@@ -27,9 +27,8 @@ TWO = 2  # workers with a core or an accelerator each
 RATE = 0.01  # of trainings on random numbers, whose times alone count
 
 
-def train_own_plan(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def train_own_plan(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train by the plan for steps timed here; where there is none, the reason is the result."""
-    assert data is not None
     torch.manual_seed(seed)
     setting = {**config, **config["measured"], "classes": data.num_classes}
     measured, timings = _line(setting, setting["resolution"], device)

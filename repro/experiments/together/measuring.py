@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from repro import measure
 from repro.advise import Workload, predict, probe
-from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.together import methods
 from repro.experiments.together.methods import SWAPS, Config, Method, Problem, build_problem
@@ -26,7 +25,7 @@ STEPS = 2  # that are watched: the optimizer has its state from the second on
 SETTLING = 3  # of out-of-core: two are recorded, one is the first by a plan
 
 
-def limit(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def limit(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Train by one method under the limit of one network, at each multiple of the largest batch.
 
     Times are taken in turns with undivided steps of the largest mini-batch that fits, without the
@@ -169,7 +168,7 @@ def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def predict_limit(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def predict_limit(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Predict every method at every multiple of what fits, under the limit that is measured by.
 
     The network is recorded without content and a few undivided steps of what fits are timed;

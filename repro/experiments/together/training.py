@@ -129,9 +129,8 @@ class StreamedTime(TimeModel):
         return self.a * samples + self.b * passes
 
 
-def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train by one strategy at one rate; a training that diverges ends there, which is a result."""
-    assert data is not None
     images = Images(config, data, device)
     work = Work(config, images.side)
     run = _dual if config["strategy"] in DUAL else _controlled
