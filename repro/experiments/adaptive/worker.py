@@ -116,7 +116,7 @@ def _batch(job: Config, size: int, seed: int) -> tuple[torch.Tensor, torch.Tenso
 
 def _trainer(job: Config, way: str) -> adaptive.DataParallel:
     torch.manual_seed(job["seed"])
-    model = building.build_model(job, 10, "cpu").train()
+    model = building.build_model(job, 10, "cpu")
     averaging: Any = "allreduce" if way == "none" else way
     parts = model, building.loss_of(job), building.build_optimizer(job, model), averaging
     return adaptive.DataParallel(*parts, bucket_bytes=job["bucket_bytes"], timeout_s=TIMEOUT_S)

@@ -152,7 +152,7 @@ def _pass(
     config: Config, resolution: int, batch: int, samples: int, device: str
 ) -> Callable[[], None]:
     """A pass over so many samples, with the last batch as short as it is."""
-    model = build_model(config, config["classes"]).to(device).train()
+    model = build_model(config, config["classes"], device)
     full, rest = divmod(samples, batch)
     steps = [step_of(config, model, resolution, batch, device)] * full if full else []
     steps += [step_of(config, model, resolution, rest, device)] if rest else []
@@ -248,7 +248,7 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
 
 def _two_steps(config: Config, batch: int, device: str, watched: Callable[..., Any]) -> Any:
     """Take two steps within a context of the model: in the first the optimizer makes its state."""
-    model = build_model(config, config["classes"]).to(device).train()
+    model = build_model(config, config["classes"], device)
     step = step_of(config, model, config["resolution"], batch, device)
     with watched(model) as meter:
         step()

@@ -118,7 +118,7 @@ def flatness(config: Config, seed: int, data: ImageData, device: str) -> Outcome
     own statistics as in training. Losses are of the model as it is tested, in single precision.
     """
     result, images, _ = _trained(config, seed, data, device)
-    model = build_model(config, data.num_classes).to(device)
+    model = build_model(config, data.num_classes, device)
     model.load_state_dict(result.state)
     model.eval()
     shown: dict[str, Batch] = {}

@@ -12,9 +12,9 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro import adaptive, dualbatch, models
+from repro import adaptive, dualbatch
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics
-from repro.experiments.captured import CapturedPasses, low_precision
+from repro.experiments.captured import CapturedPasses, low_precision, model_of
 from repro.experiments.design import Outcome
 from repro.mbs import MicroBatchStreamer
 from repro.measure import TimeModel, time_interleaved
@@ -141,17 +141,11 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     return Outcome(work.history | {"diverged": False})
 
 
-def _model(config: Config, classes: int) -> nn.Module:
-    options = dict(config["model"])
-    return models.build(options.pop("name"), num_classes=classes, **options)
-
-
 def _built(
     config: Config, classes: int, device: str, rate: float
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A model on a device, and its optimizer."""
-    layout = torch.channels_last if config.get("channels_last") else torch.contiguous_format
-    model = _model(config, classes).to(device, memory_format=layout).train()  # type: ignore[call-overload]
+    model = model_of(config, device, num_classes=classes)
     options: dict[str, Any] = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
     if config.get("captured"):  # in one launch a step: many small ones cost more
         options["fused"] = True
@@ -259,7 +253,7 @@ def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, d
         return StreamedTime(cost, config["step_images"], micro=micro or large)
 
     dualbatch.train_dual_batch(
-        partial(_model, config, classes),
+        partial(model_of, config, "cpu", num_classes=classes),
         counted,
         replace(plan, large_batch=large),
         schedule,
