@@ -11,10 +11,12 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from repro.records import Record
+
+Found = TypeVar("Found")
 
 HALF, QUARTER, TENFOLD = 0.5, 0.25, 10.0  # of the paper's effect
 MOST_SEEDS = 200  # a cell; more is beyond reason for trainings
@@ -37,6 +39,14 @@ WORDS: Mapping[str, str] = {
 
 class NotRun(LookupError):
     """Records that a claim needs are missing, or cannot tell; the text says which and why."""
+
+
+def or_none(find: Callable[..., Found], *arguments: Any, **options: Any) -> Found | None:
+    """Return what is found, None where records are missing."""
+    try:
+        return find(*arguments, **options)
+    except NotRun:
+        return None
 
 
 class BySeed(list[float]):

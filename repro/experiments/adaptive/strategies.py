@@ -5,7 +5,6 @@ Figures 3, 4, 5 and 10 with Tables I to III; section V: LARS and, not the paper'
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -52,8 +51,8 @@ def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict
         stages = runs.consecutive(records[0].metrics["batch_size"]) if records else []
         metric = read.final(results, records, runs.METRIC[task])
         paper, gap = reported_of(task, strategy), None
-        with suppress(NotRun):
-            gap = None if strategy == other else compared(results, task, strategy, other)
+        if strategy != other:
+            gap = judge.or_none(compared, results, task, strategy, other)
         row = {
             "strategy": name_of(strategy),
             f"{read.HEADING[task]}, paper": read.printed(paper),

@@ -7,7 +7,7 @@ each mix?
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -210,9 +210,8 @@ UPDATES = cells.artefact(
 # Does the gain stay at rates tuned for each mix?
 
 
-def rates_table(results: Results) -> list[dict[str, Any]]:
+def rates_table(results: Results) -> Iterator[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
-    rows = []
     for n in runs.SEARCHED:
         tried = {
             rate: results.ok("train", setting=runs.SEARCH, n_small=n, rate=rate)
@@ -231,8 +230,7 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
             for metric, images in (("held_out", "images held out"), ("accuracy", "test images")):
                 mean = Summary.of(cells.final(results, records, metric)).text()
                 row[f"accuracy on {images} (%)"] = mean
-            rows.append(row | {"n": len(records)})
-    return rows
+            yield row | {"n": len(records)}
 
 
 RATE_SEARCH = cells.artefact("rates", rows=rates_table)

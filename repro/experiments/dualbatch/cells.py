@@ -5,14 +5,13 @@ data that stand in for the paper's.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from repro.experiments import design, view
 from repro.experiments.design import Artefact
 from repro.experiments.dualbatch import runs
-from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, difference
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, difference, or_none
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -69,9 +68,8 @@ def change(results: Results, records: Records, base: Records, metric: str = "acc
 
 def gain(results: Results, line: Line) -> tuple[Estimate | None, float]:
     """The gain of a line over its base in points: ours, None if not run, and the paper's."""
-    base, ours = line.base or line, None
-    with suppress(NotRun):
-        ours = change(results, line.records, base.records)
+    base = line.base or line
+    ours = or_none(change, results, line.records, base.records)
     return ours, line.paper["accuracy"] - base.paper["accuracy"]
 
 

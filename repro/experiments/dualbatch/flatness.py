@@ -1,6 +1,6 @@
 """Does a smaller batch end in a flatter minimum? (sections 2.1 and 2.2, Figure 1)"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -44,14 +44,12 @@ COLUMNS: dict[str, tuple[Read, int]] = {  # with digits
 }
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """The ends of trainings with small, large and dual batches, and the loss around them."""
-    rows = []
     for kind, name in KINDS.items():
         records = results.ok("flatness", batches=kind)
         ends = {key: Summary.of(map(read, records)).text(n) for key, (read, n) in COLUMNS.items()}
-        rows.append({"trained with": name, **ends, "n": len(records)})
-    return rows
+        yield {"trained with": name, **ends, "n": len(records)}
 
 
 def draw(results: Results) -> Any:

@@ -5,7 +5,7 @@ the simulation train the same?
 """
 
 import math
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from repro.experiments.dualbatch import cells, drawing, runs
 from repro.experiments.dualbatch.real_workers import rounds
-from repro.experiments.judge import Cases, Estimate, NotRun, cases, ratio
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, or_none, ratio
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -28,14 +28,13 @@ def _of(results: Results, sync: str, merge: str, **config: Any) -> list[Record]:
     return results.ok("synchronise", **given)
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """Accuracy and staleness by synchronisation and merge rule, and times of real workers."""
     ran = [(_name(sync), rule, _of(results, sync, rule)) for sync, rule in runs.SYNCS]
     rule, factor = runs.RULES[0], runs.STRAGGLER
     for sync, bound in runs.STRAGGLING:
         slow = f"{_name(sync, bound)}, one worker takes {factor:g} times as long"
         ran.append((slow, rule, _of(results, sync, rule, staleness=bound, straggler=factor)))
-    rows: list[dict[str, Any]] = []
     for name, merge, records in ran:
         if records:
             loss = Summary.of(cells.final(results, records, "test_loss"))
@@ -43,12 +42,10 @@ def table(results: Results) -> list[dict[str, Any]]:
             staleness = np.mean([record.metrics["staleness"] for record in records])
             row = {"synchronisation": name, "merge": merge, "accuracy (%)": accuracy}
             row["loss"] = loss.text(3) if math.isfinite(loss.mean) else "not finite"
-            rows.append(row | {"n": len(records), "staleness, mean": f"{staleness:.2f}"})
-    with suppress(NotRun):
-        for sync, seconds in rounds(results).items():
-            name = f"{_name(sync)}, two real workers, a round of epochs"
-            rows.append({"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)})
-    return rows
+            yield row | {"n": len(records), "staleness, mean": f"{staleness:.2f}"}
+    for sync, seconds in (or_none(rounds, results) or {}).items():
+        name = f"{_name(sync)}, two real workers, a round of epochs"
+        yield {"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)}
 
 
 def asp_faster(results: Results) -> Cases:

@@ -127,7 +127,7 @@ def paired_table(results: Results) -> Iterator[dict[str, Any]]:
         yield {
             "normalisation": name,
             "weights apart, at most": f"{max(apart):.1e}" if apart else None,
-            "with less without (points)": cells.told(partial(_paired_gap, results, norm, dtype)),
+            "with less without (points)": cells.told(_paired_gap, results, norm, dtype),
             "n": len(records),
         }
 

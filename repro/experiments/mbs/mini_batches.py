@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -13,7 +12,7 @@ import numpy as np
 from repro import plots
 from repro.experiments import judge
 from repro.experiments.design import Artefact
-from repro.experiments.judge import Cases, Estimate, NotRun, cases, paired_ratio
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, or_none, paired_ratio
 from repro.experiments.mbs import cells, runs
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PAPER, ROLES, paper_rows
 from repro.experiments.query import Results, one_machine
@@ -257,13 +256,13 @@ def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
         role, size, streamed = row["model"], row["mini_batch"], way == "with"
         micro = row["micro_batch"] if streamed else None
         records = cells.trainings(results, role, size, streamed)
-        values, seconds = cells.best(results, records), None
+        values = cells.best(results, records)
         if not records:  # perhaps a step alone was tried
             records = results.select("step", role=role, mini_batch=size, micro_batch=micro)
-        with suppress(NotRun):  # of several machines
-            seconds = epoch_seconds(results, role).get((size, streamed))
+        # None of several machines.
+        seconds = (or_none(epoch_seconds, results, role) or {}).get((size, streamed))
         gained, longer = (
-            cells.told(partial(number, results, f"{role}, {size}")) if streamed else None
+            cells.told(number, results, f"{role}, {size}") if streamed else None
             for number in (gain, epoch_ratio)
         )
         yield {

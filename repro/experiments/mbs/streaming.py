@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -123,7 +122,7 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
             "images": said,
             "n": len(seconds.get(small, ())),
             **{f"B = {n} (s/epoch)": summary.text() for n, summary in took.items()},
-            "larger / smaller": told(partial(growth, results, reading)),
+            "larger / smaller": told(growth, results, reading),
             "paper, larger / smaller": f"×{paper[large] / paper[small]:.3f}",
         }
 

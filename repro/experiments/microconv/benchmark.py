@@ -5,7 +5,7 @@ I to IV and VI: I, II and VI are of the records of both figures, IV of DeepBench
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,9 +14,9 @@ import pandas as pd
 
 from repro import plots
 from repro.experiments.design import Chosen, Run
-from repro.experiments.judge import Cases, Estimate, NotRun, deterministic, unsure
+from repro.experiments.judge import Cases, Estimate, NotRun, deterministic, or_none, unsure
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import TORCH, UNDIVIDED, ms, or_none
+from repro.experiments.microconv.measured import TORCH, UNDIVIDED, ms
 from repro.experiments.microconv.runs import CONTENT, HALF, MODERATE, PAPER, cluster, precisions_of
 from repro.experiments.query import Results, one_machine
 from repro.experiments.view import panel
@@ -83,10 +83,9 @@ def measured_gain(
     return replace(mean, label=f"mean of {len(rows)} layers")
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """The speed-ups of DeepBench's layers by kernel size and precision."""
     paper = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}
-    rows = []
     for precision in precisions_of(results):
         for size in _sizes(results, precision):
             own = layers(results, precision, size)
@@ -96,8 +95,7 @@ def table(results: Results) -> list[dict[str, Any]]:
             row |= {"fit undivided": own[UNDIVIDED].count(), "paper": paper.get(size)}
             for over in (UNDIVIDED, TORCH):
                 row[over] = or_none(measured_gain, results, over, size, precision)
-            rows.append(row | {"PSEUDO_HALF": pseudo})
-    return rows
+            yield row | {"PSEUDO_HALF": pseudo}
 
 
 def figure(results: Results) -> "plots.Figure":
@@ -158,7 +156,7 @@ COMBINATIONS = {
 }
 
 
-def splits(results: Results) -> list[dict[str, Any]]:
+def splits(results: Results) -> Iterator[dict[str, Any]]:
     """A mini-batch shared out by each combination of devices so that the slowest is the fastest.
 
     Gains are over the better device alone; even shares are None where they were not timed.
@@ -171,7 +169,6 @@ def splits(results: Results) -> list[dict[str, Any]]:
         device: {int(size): seconds for size, seconds in sizes.items()}
         for device, sizes in metrics["times"].items()
     }
-    rows = []
     for name, devices in COMBINATIONS.items():
         row: dict[str, Any] = {"devices": name, "paper": CLUSTER["speedup"].get(name), GAIN: None}
         row["paper, even"] = CLUSTER["even_slowdown"].get(name)
@@ -185,8 +182,7 @@ def splits(results: Results) -> list[dict[str, Any]]:
             alone = min(sizes[batch] for sizes in times.values())
             row |= {GAIN: unsure(alone / slowest, log=True), "even is slower by": even}
             row |= {"batch sizes": _named(best), "slowest (ms)": ms(slowest)}
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _named(values: Mapping[str, Any]) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 from repro import plots
 from repro.experiments.design import Chosen, Run, claims_of
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of, or_none
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import mib, ms, or_none
+from repro.experiments.microconv.measured import mib, ms
 from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PAPER, PLAIN, network_name
 from repro.experiments.query import Results
 from repro.experiments.view import panel

@@ -6,7 +6,7 @@ get most of a workspace that is shared out (WD).
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,9 @@ import pandas as pd
 
 from repro import plots
 from repro.experiments import judge
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, deterministic, unsure
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, deterministic, or_none, unsure
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, or_none
+from repro.experiments.microconv.measured import Entry, divide, front, mib, ms
 from repro.experiments.microconv.runs import AMPLE, LIMITS_MIB, MIB, PAPER, SMALL, Cell
 from repro.experiments.query import Results
 from repro.records import Record
@@ -216,11 +216,10 @@ def conv2_gain(results: Results, cell: Ran) -> Estimate:
     return deterministic(1.0, log=True) if set(gains) == {1.0} else judge.mean_of(gains, log=True)
 
 
-def conv2_rows(results: Results) -> list[dict[str, Any]]:
+def conv2_rows(results: Results) -> Iterator[dict[str, Any]]:
     """The divisions of conv2 by limit and policy, those of the micro-batch sizes that it has."""
     from repro.microconv import Division
 
-    rows = []
     for record in results.ok("candidates", layer="conv2")[:1]:
         ran, widest = _ran(record), record.config["policy"]
         for cell in itertools.product(FIGURE10_LIMITS, runs.POLICIES):
@@ -236,8 +235,7 @@ def conv2_rows(results: Results) -> list[dict[str, Any]]:
             row["time (ms)"] = ms(found.get("time_s"))
             row["torch's own (ms)"] = ms(found.get("native_s"))
             gain = None if cell[1] == "undivided" else or_none(conv2_gain, results, cell)
-            rows.append(row | {measured.UNDIVIDED: gain})
-    return rows
+            yield row | {measured.UNDIVIDED: gain}
 
 
 def figure10(results: Results) -> "plots.Figure":

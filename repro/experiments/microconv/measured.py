@@ -7,7 +7,7 @@ Two runs compare through torch's own convolution, which each of them timed in tu
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -21,7 +21,6 @@ from repro.report import DASH
 
 if TYPE_CHECKING:
     from repro.microconv import Division
-T = TypeVar("T")
 Entry = dict[str, Any]  # a kernel in a record's metrics
 
 NATIVE = "torch:native"  # torch's own convolution
@@ -209,14 +208,6 @@ def _as_run(*records: Record) -> list[Entry]:
     return [row for r in records for row in (*entries(r), *r.metrics.get("own", []))]
 
 
-def or_none(find: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
-    """An estimate or a record, None where there is none."""
-    try:
-        return find(*arguments, **options)
-    except NotRun:
-        return None
-
-
 def need_binding(undivided: Record, others: Sequence[Record | None]) -> None:
     """Check that the limit excludes an undivided algorithm worth having of some kernel.
 
@@ -250,7 +241,7 @@ def told(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(
-    rows: Sequence[Mapping[str, Any]],
+    table: Iterable[Mapping[str, Any]],
     heading: Sequence[str],
     name: str,
     xlabel: str,
@@ -261,7 +252,7 @@ def draw(
 
     Without headings those are the `columns`, of the first of which the paper's are.
     """
-    groups: dict[str, list[Effect]] = {}
+    rows, groups = list(table), dict[str, list[Effect]]()
     for row in rows:
         if row.get("setting") != rows[0].get("setting"):
             continue
