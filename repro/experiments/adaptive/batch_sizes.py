@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from repro import adaptive
 from repro.experiments import judge
 from repro.experiments.adaptive import draw, read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, SIMILAR, TASKS
@@ -321,10 +322,9 @@ def norms_table(results: Results) -> Iterator[dict[str, Any]]:
 
 def stable_by_norms(norms: Mapping[int, Sequence[float]]) -> int:
     """The largest size up to which the mean norm is similar to that of the smallest."""
-    from repro.adaptive import GradientNorm, stable_batch
-
-    means = [GradientNorm(size, float(np.mean(own)), math.nan) for size, own in norms.items()]
-    return stable_batch(means, SIMILAR)
+    norm = adaptive.GradientNorm
+    means = [norm(size, float(np.mean(own)), math.nan) for size, own in norms.items()]
+    return adaptive.stable_batch(means, SIMILAR)
 
 
 def keeps_accuracy(results: Results) -> Cases:

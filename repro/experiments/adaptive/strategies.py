@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from repro import adaptive
 from repro.experiments import judge
 from repro.experiments.adaptive import draw, read, runs
 from repro.experiments.adaptive.batch_sizes import of_counts
@@ -42,10 +43,8 @@ def reported_of(task: str, strategy: str) -> dict[str, Any]:
 def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """A row for each strategy of `over`, with its metric over that of the strategy named there."""
     for strategy, other in over.items():
-        records, lost = (
-            read.trained(results, task, strategy),
-            read.diverged(results, task, strategy),
-        )
+        records = read.trained(results, task, strategy)
+        lost = read.diverged(results, task, strategy)
         if not (records or lost or strategy in runs.STRATEGIES):
             continue
         stages = runs.consecutive(records[0].metrics["batch_size"]) if records else []
@@ -114,8 +113,6 @@ def curves(
 
 def figure(results: Results, task: str) -> Any:
     """Draw trainings by epoch, and final metrics by updates, the paper's on axes of their own."""
-    from repro.adaptive import updates
-
     name = runs.METRIC[task]
     quantities = {"train_cost": "training loss"} if task == CIFAR else {}
     quantities |= {name: f"validation {read.HEADING[task]}"}
@@ -125,7 +122,7 @@ def figure(results: Results, task: str) -> Any:
     for strategy, label in NAMES.items():
         look = looks[label]
         if strategy not in PROPOSED[1:] and (value := reported_of(task, strategy).get("value")):
-            count = updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
+            count = adaptive.updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
             draw.point(papers, count, value, look)
         records = read.trained(results, task, strategy)
         if records and not read.diverged(results, task, strategy):
