@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from repro import plots
 from repro.experiments.dualbatch import cells, real_workers, runs
 from repro.experiments.dualbatch.cells import Line
-from repro.experiments.dualbatch.drawing import draw_trainings
 from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, KS, PAPER, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
 from repro.report import Summary
 
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
-Groups = dict[str, dict[str, Line]]  # by title, then by a name of `drawing.STYLES`
+Groups = dict[str, dict[str, Line]]  # by title, then by a name of `cells.STYLES`
 Pairs = Mapping[str, tuple[tuple[str, str], tuple[str, str]]]  # by case, titles and names of lines
 
 
@@ -35,6 +35,46 @@ def table(results: Results, of: Callable[[Results], Groups], columns: str) -> li
         for title, lines in of(results).items()
         for each, line in lines.items()
     ]
+
+
+def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> "plots.Figure":
+    """Draw gains, a column for each group; `over` another training with our curves by epoch."""
+    groups = of(results)
+    metrics = {"accuracy": "ours: accuracy (%)", "test_loss": "ours: test loss"} if over else {}
+    rows, columns = 1 + len(metrics), max(1, len(groups))
+    figure, axes = plots.new_axes(rows, columns, 9.8, 7.4 if over else 3.9)
+    ran = [record for lines in groups.values() for line in lines.values() for record in line[0]]
+    paper = f"paper (hollow): {cells.ROLE}, CIFAR-100"
+    figure.suptitle(f"{paper}; {cells.whose(ran)} (solid; bars: 95 % interval)", fontsize=9)
+    for (above, *below), (title, lines) in zip(axes.T, groups.items(), strict=True):
+        _draw_gains(above, results, {n: line for n, line in lines.items() if line.base})
+        above.set_title(f"{title}{f': gain over {over}' if over else ''}", fontsize=8)
+        for axis, metric in zip(below, metrics, strict=True):
+            axis.set_xlabel("epoch")
+            for name, line in lines.items():
+                curves = [record.metrics[metric] for record in line.records]
+                if curves:
+                    mean = np.mean(curves, axis=0)
+                    look = cells.STYLES[name] | {"label": name, "markevery": max(1, len(mean) // 8)}
+                    axis.plot(range(1, 1 + len(mean)), mean, **look)
+    for row, name in zip(axes, ["gain of accuracy (points)", *metrics.values()], strict=True):
+        cells.on_one_scale(row, name)
+    plots.legend_below(figure, 6)
+    return figure
+
+
+def _draw_gains(axis: "plots.Axes", results: Results, lines: cells.Lines) -> None:
+    """Draw gains next to each other, the paper's hollow, ours on their 95 % intervals."""
+    axis.axhline(0, color=plots.INK, lw=1, label="_no gain")
+    gains = [cells.gain(results, line) for line in lines.values()]
+    places = np.arange(len(gains))
+    axis.plot(places - 0.14, [paper for _, paper in gains], label="paper", **plots.HOLLOW)
+    for x, name, (ours, _) in zip(places + 0.14, lines, gains, strict=True):
+        if ours is not None:
+            axis.plot([x], [ours.mean], ms=8, label="_ours", **cells.STYLES[name])
+            axis.vlines(x, *ours.interval(), color=cells.STYLES[name]["color"], lw=2)
+    axis.set_xticks(places, [name.replace(", ", ",\n") for name in lines], fontsize=7)
+    axis.margins(0.12)
 
 
 def compare(results: Results, of: Callable[[Results], Groups], pairs: Pairs) -> Cases:
@@ -71,7 +111,7 @@ OVER_NONE = {
 TABLE3 = cells.artefact(
     "table3",
     rows=partial(table, of=by_factor, columns="workers, factor"),
-    draw=partial(draw_trainings, of=by_factor, over="no factor"),
+    draw=partial(draw, of=by_factor, over="no factor"),
     claims={"factor_gains": partial(compare, of=by_factor, pairs=OVER_NONE)},
 )
 
@@ -111,7 +151,7 @@ OVER_LARGE = {f"{k}, n_S = {n}": ((k, mix(n)), (k, mix(0))) for k, n in _GAINS}
 TABLE5 = cells.artefact(
     "table5",
     rows=partial(table, of=by_k, columns="k, workers"),
-    draw=partial(draw_trainings, of=by_k, over=mix(0)),
+    draw=partial(draw, of=by_k, over=mix(0)),
     claims={
         "gain": partial(compare, of=by_k, pairs=OVER_LARGE),
         "one_too_few": partial(compare, of=by_k, pairs={k: ((k, mix(1)), (k, mix(3))) for k in KS}),
@@ -145,7 +185,7 @@ OVER_BASE = {"n_S = 3": (("hybrid", mix(3)), ("dual-batch", mix(0)))}
 TABLE8 = cells.artefact(
     "table8",
     rows=partial(table, of=by_scheme, columns="scheme, workers"),
-    draw=partial(draw_trainings, of=by_scheme, over=f"{mix(0)}, uncycled"),
+    draw=partial(draw, of=by_scheme, over=f"{mix(0)}, uncycled"),
     claims={
         "accuracy": partial(compare, of=by_scheme, pairs=OVER_DUAL),
         "gain": partial(compare, of=by_scheme, pairs=OVER_BASE),
@@ -204,7 +244,7 @@ GAINS = cells.artefact("gains", rows=partial(table, of=gain_groups, columns=_FIR
 UPDATES = cells.artefact(
     "updates",
     rows=partial(table, of=update_groups, columns=_FIRST),
-    draw=partial(draw_trainings, of=update_groups),
+    draw=partial(draw, of=update_groups),
 )
 
 # Does the gain stay at rates tuned for each mix?

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from repro import plots
 from repro.experiments import design, view
 from repro.experiments.design import Artefact
 from repro.experiments.dualbatch import runs
@@ -142,3 +143,25 @@ def _with_colons(numbers: Callable[[Results], Cases]) -> Callable[[Results], Cas
         name: replace(case, label=f"{case.label or name}:") if isinstance(case, Estimate) else case
         for name, case in numbers(results).items()
     }
+
+
+# Figures: the same workers look the same in all.
+
+STYLES: dict[str, dict[str, Any]] = plots.styles(map(runs.mix, range(runs.WORKERS + 1)))
+STYLES |= plots.styles(runs.FACTORS.values())  # in no figure with those
+STYLES |= {
+    "small batches": STYLES[runs.mix(runs.WORKERS)],
+    "large batches": STYLES[runs.mix(0)],
+    "dual batches": STYLES[runs.mix(runs.HALF)],
+    "training loss": {"color": plots.INK, "marker": "o"},
+    "test loss": {"color": plots.WITHOUT, "marker": "s"},
+}
+
+
+def on_one_scale(axes: Sequence["plots.Axes"], label: str) -> None:
+    """Give panels of one quantity the same y axis, so that they compare."""
+    axes[0].set_ylabel(label)
+    for axis in axes[1:]:
+        axis.sharey(axes[0])
+        axis.tick_params(labelleft=False)
+        axis.autoscale_view()

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from repro.experiments.dualbatch import cells, drawing, runs
+from repro import plots
+from repro.experiments.dualbatch import cells, runs
 from repro.experiments.dualbatch.real_workers import rounds
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, or_none, ratio
 from repro.experiments.query import Results
@@ -89,7 +90,7 @@ SYNCHRONISATION = cells.artefact("synchronisation", rows=table, claims=CLAIMS)
 
 def figure2(results: Results) -> Any:
     """Draw the first shares of every worker, from pull to push, under each synchronisation."""
-    figure, axes = drawing.plots.new_axes(len(runs.SHOWN), 1, 9.6, 5)
+    figure, axes = plots.new_axes(len(runs.SHOWN), 1, 9.6, 5)
     for axis, (sync, rule) in zip(axes[:, 0], runs.SHOWN, strict=True):
         records = _of(results, sync, rule)
         axis.set_title(f"{_name(sync)}: workers SIMULATED; {cells.whose(records)}", fontsize=8)
@@ -102,12 +103,12 @@ def figure2(results: Results) -> Any:
             for n in range(3 * runs.WORKERS):  # three epochs
                 size = "small" if worker[n] < runs.HALF else "large"
                 span = made[pulled[n]], pushed[n] - made[pulled[n]]
-                look = {"color": drawing.STYLES[f"{size} batches"]["color"], "ec": "white"}
+                look = {"color": cells.STYLES[f"{size} batches"]["color"], "ec": "white"}
                 label = f"a share of a {size}-batch worker, from pull to push"
                 axis.broken_barh([span], (worker[n] - 0.3, 0.6), label=label, **look)
         axis.sharex(axes[0, 0])
         axis.label_outer()
-    drawing.plots.legend_below(figure, 2)
+    plots.legend_below(figure, 2)
     return figure
 
 
