@@ -10,14 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.experiments.design import Outcome
 from repro.experiments.outofcore import fitting
 from repro.experiments.outofcore.building import Config, Step, limit_bytes, trace_at, training_step
 from repro.experiments.outofcore.fitting import ALLOCATORS, Make, fit
 from repro.experiments.processes import in_a_process
-from repro.experiments.saving import save_pinned
+from repro.experiments.saving import save_pinned, unseen
 from repro.measure import (
     MemoryBudget,
     Timing,
@@ -189,13 +188,7 @@ def _train(
 
     steps = {"iteration": step}
     if device == "cpu":
-        reference = _reference(config)
-
-        def unseen() -> None:
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
-                reference()
-
-        steps["reference"] = unseen
+        steps["reference"] = unseen()(_reference(config))
     with block:
         for _ in range(_SETTLING):
             step()

@@ -3,17 +3,16 @@
 import gc
 import itertools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from repro import measure
 from repro.advise import Workload, predict, probe
 from repro.experiments.design import Outcome
+from repro.experiments.saving import unseen
 from repro.experiments.together import methods
 from repro.experiments.together.methods import SWAPS, Config, Method, Problem, build_problem
 from repro.measure import Timing, accelerator
@@ -103,14 +102,9 @@ def _within(
         with watched:
             for _ in range(SETTLING if method.block else STEPS):
                 method.step()
-        unseen = _unseen if method.block else nullcontext
-        with unseen():
+        with unseen() if method.block else nullcontext():
             reference = _undivided(config, config["fits"], device)
-
-        def reference_step() -> None:
-            with unseen():
-                reference.step()
-
+        reference_step = unseen()(reference.step) if method.block else reference.step
         reference_step()  # its optimizer makes its state
         steps = {"step": method.step, "reference": reference_step}
         turns = {"warmup": config["warmup"], "repeats": config["repeats"]}
@@ -119,13 +113,6 @@ def _within(
     host_bytes = method.block.statistics.host_bytes if method.block else method.host_bytes
     errors = _errors(config, problem, micro, allowed, device)
     return {"micro": micro, "peak_bytes": held, "host_bytes": host_bytes} | errors, timed
-
-
-@contextmanager
-def _unseen() -> Iterator[None]:
-    """Compute outside of the block around, which sees every operation."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        yield
 
 
 def _errors(
