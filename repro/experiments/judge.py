@@ -118,6 +118,12 @@ class Estimate:
         half = _quantile(self.dof, 1 - (1 - level) / self.candidates / 2) * self.error
         return self.mean - half, self.mean + half
 
+    def drawn(self) -> tuple[float, tuple[float, float] | None]:
+        """Return the value and its 95 % interval, None where it is unknown; of ratios no logs."""
+        scale = math.exp if self.log else float
+        low, high = map(scale, self.interval())
+        return scale(self.mean), None if math.isnan(low) else (low, high)
+
     def shown(self, value: float) -> str:
         """Return a value of this scale in words, such as an end of its interval."""
         if self.log:

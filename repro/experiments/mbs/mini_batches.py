@@ -307,9 +307,8 @@ def _bounds(estimate: Callable[[str], Estimate], role: str, sizes: Iterable[int]
     """Yield the sizes that were run, each with an estimate and its 95 % interval."""
     for case in cases((f"{role}, {size}" for size in sizes), estimate).items():
         if isinstance(ours := case[1], Estimate):
-            scale = math.exp if ours.log else float
-            mean, low, high = map(scale, (ours.mean, *ours.interval()))
-            yield int(case[0].partition(", ")[2]), mean, low, high
+            mean, interval = ours.drawn()
+            yield int(case[0].partition(", ")[2]), mean, *(interval or (math.nan, math.nan))
 
 
 def _artefact(name: str, roles: Sequence[str], **further: Callable[[Results], Cases]) -> Artefact:

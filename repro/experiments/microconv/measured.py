@@ -260,13 +260,9 @@ def draw(
             paper, gain = row["paper"] if over == columns[0] else None, row.get(over)
             if gain is None and paper is None:
                 continue
-            interval = None
-            if gain is not None and math.isfinite(sum(gain.interval())):
-                low, high = map(math.exp, gain.interval())
-                interval = low, high
-            ours = None if gain is None else math.exp(gain.mean)
+            ours = (None, None) if gain is None else gain.drawn()
             own = groups.setdefault(", ".join(row[part] for part in heading) or over, [])
-            own.append((row[name] + f", {over}" * bool(heading), paper, ours, interval))
+            own.append((row[name] + f", {over}" * bool(heading), paper, *ours))
     lines = [line for head, own in groups.items() for line in ((head, None, None, None), *own)]
     figure = plots.effects(lines, xlabel, headings=groups)
     figure.suptitle(title, fontsize=11)
