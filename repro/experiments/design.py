@@ -56,6 +56,7 @@ RAY_ADDRESS = "REPRO_RAY_ADDRESS"  # of the cluster that trainings on Ray use; e
 
 Results = Any  # `query.Results`, which is gathered by the plans of this module
 Chosen = Mapping[str, str]  # the dataset of each task
+Config = Mapping[str, Any]  # of a run: JSON values
 Rows = Iterable[Mapping[str, Any]]  # of a table: numbers and texts by column
 Test = Callable[[Results], tuple[bool, str]]  # whether a check holds, and the numbers
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from repro import adaptive, datasets
 from repro.experiments.captured import low_precision, model_of
+from repro.experiments.design import Config
 from repro.measure import accelerator
 from repro.restoration import evaluate_psnr
 from repro.training import evaluate_classifier
 
-Config = Mapping[str, Any]
 Loader = datasets.TensorLoader | datasets.PatchLoader
 Evaluate = Callable[[nn.Module], dict[str, float]]
 

@@ -10,10 +10,9 @@ from torch import Tensor
 from repro import adaptive
 from repro.datasets import ImageData
 from repro.experiments.adaptive import building
-from repro.experiments.adaptive.building import Config
 from repro.experiments.adaptive.runs import METRIC, SIMILAR
 from repro.experiments.captured import CapturedStep, low_precision
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.measure import Timing
 from repro.training import Step as TrainingStep
 from repro.training import fit

@@ -4,11 +4,11 @@ The scales are ``[profiles]`` in ``paper.toml``, the paper's own values ``[repor
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml, reported
+from repro.experiments.design import LONG, PROCESSES, Chosen, Config, Run, paper_toml, reported
 
 PAPER = reported("adaptive")
 _DATA: dict[str, Any] = paper_toml("adaptive")
@@ -36,7 +36,6 @@ AVERAGING = ("allreduce", "all_to_all", "reduce_scatter")
 FAST = {"autocast": "bfloat16", "channels_last": True, "captured": True, "benchmark": True}
 SIMILAR = 0.10  # share by which norms of stable batch sizes may differ; the paper names none
 SATURATED = 0.01  # least share by which a cost that is not saturated falls; the paper names none
-Config = Mapping[str, Any]
 NOISE = 0.1  # standard deviation of the noise on Phantom, as a share of the full range
 _SIZES: dict[str, dict[str, list[int]]] = {  # batch sizes of trainings that keep theirs
     "figure1": {DIV2K: PAPER[DIV2K]["figure1"]},

@@ -16,8 +16,7 @@ from repro import adaptive
 from repro.adaptive.averaging import Method, average, make_buckets
 from repro.adaptive.processes import LOOPBACK
 from repro.experiments.adaptive import building
-from repro.experiments.adaptive.building import Config
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.measure import describe_device
 
 TIMEOUT_S = 120.0

@@ -1,7 +1,7 @@
 """The parts of a training: model, data, plan, schedule, step."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, repeat
@@ -14,11 +14,11 @@ from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, d
 from repro.dualbatch import DualBatchPlan, Share
 from repro.dualbatch.shares import Batches, resized
 from repro.experiments.captured import CapturedPasses, CapturedStep, low_precision, model_of
+from repro.experiments.design import Config
 from repro.experiments.dualbatch.runs import WORKERS
 from repro.measure import TimeModel
 from repro.training import evaluate_classifier
 
-Config = Mapping[str, Any]
 GATHERED_AT_ONCE = 2**28  # bytes of images
 STREAMED_STATISTICS = 5_000  # images of a set that stays encoded whose mean and deviation are taken
 

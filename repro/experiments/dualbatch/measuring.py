@@ -12,8 +12,8 @@ import torch
 from repro import measure
 from repro.datasets import EpochTimes
 from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Stage, SubStage
-from repro.experiments.design import Outcome
-from repro.experiments.dualbatch.building import Config, build_model, step_of
+from repro.experiments.design import Config, Outcome
+from repro.experiments.dualbatch.building import build_model, step_of
 from repro.experiments.dualbatch.runs import PAPER, PARTS, STEPS_IN_A_ROW, WORKERS
 from repro.experiments.dualbatch.training import plan_row
 

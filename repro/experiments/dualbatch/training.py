@@ -16,9 +16,9 @@ from repro import dualbatch
 from repro.datasets import ImageData
 from repro.dualbatch import DualBatchPlan, DualBatchResult
 from repro.dualbatch.checks import ClusterError
-from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
+from repro.experiments.design import RAY_ADDRESS, Config, Outcome, cluster_error
 from repro.experiments.dualbatch import building
-from repro.experiments.dualbatch.building import Config, TrainingData, build_model, plan_of
+from repro.experiments.dualbatch.building import TrainingData, build_model, plan_of
 from repro.measure import Timing
 
 Batch = tuple[Tensor, Tensor]

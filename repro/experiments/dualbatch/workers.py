@@ -16,8 +16,8 @@ from repro import dualbatch
 from repro.datasets import ImageData
 from repro.dualbatch import DualBatchPlan, train_dual_batch
 from repro.dualbatch.shares import Batches
-from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
-from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of
+from repro.experiments.design import RAY_ADDRESS, Config, Outcome, cluster_error
+from repro.experiments.dualbatch.building import build_model, compute_of, plan_of
 from repro.experiments.dualbatch.measuring import fitted
 from repro.experiments.dualbatch.training import train
 from repro.measure import TimeModel, Timing, accelerator

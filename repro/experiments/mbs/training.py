@@ -4,7 +4,7 @@ import copy
 import gc
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from repro import training as plain
 from repro.datasets import Ahead, ImageData, Split, TensorLoader, channel_statistics
 from repro.experiments.captured import CapturedStep, low_precision, model_of
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.experiments.mbs.runs import AS_IN_PAPER
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryBudget, MemoryMeter, Timing, comparable_peaks
 from repro.training import Epoch, Step, fit
 
-Config = Mapping[str, Any]
 Batch = tuple[Tensor, Tensor]
 GROUPS = 4  # of channels in GroupNorm; the smallest networks have so many in their first layer
 _limits: dict[str, int] = {}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.experiments.microconv.runs import CONTENT, MIB
 from repro.measure import time_interleaved
 from repro.measure.accelerator import is_accelerator
@@ -51,7 +51,6 @@ Measured = dict[tuple[Kernel, int], BySize]  # by kernel and mini-batch
 # Measured times, shared by the experiments on one network within a process.
 caches: dict[str, BenchmarkCache] = {}
 
-Config = Mapping[str, Any]
 Named = tuple[str, Kernel, int]  # layer, kernel, mini-batch size
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.experiments.microconv import experiments
-from repro.experiments.microconv.experiments import Config, iteration, rounding
+from repro.experiments.microconv.experiments import iteration, rounding
 from repro.experiments.microconv.runs import AGAIN, FREE, MIB, MORE, PLAIN
 from repro.experiments.processes import in_a_process
 from repro.measure import accelerator, time_interleaved

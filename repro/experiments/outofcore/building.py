@@ -1,7 +1,7 @@
 """The iterations of the experiments: computed, or traced at any batch size and timed by rates."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from repro.advise import checkpoint_blocks
+from repro.experiments.design import Config
 from repro.experiments.outofcore.offload import Offload
 from repro.experiments.outofcore.runs import GIB
 from repro.models import Pix2PixHD, build
 from repro.outofcore import Trace, record
 
-Config = Mapping[str, Any]
 Step = Callable[[], None]
 # Blocks that activation checkpointing recomputes as a whole, by the names of their classes.
 _BLOCKS = {"Bottleneck", "_DenseBlock", "XceptionBlock", "ResidualBlock"}

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.experiments.outofcore import fitting
-from repro.experiments.outofcore.building import Config, Step, limit_bytes, trace_at, training_step
+from repro.experiments.outofcore.building import Step, limit_bytes, trace_at, training_step
 from repro.experiments.outofcore.fitting import ALLOCATORS, Make, fit
 from repro.experiments.processes import in_a_process
 from repro.experiments.saving import save_pinned, unseen

@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.experiments.outofcore import fitting
-from repro.experiments.outofcore.building import Config, limit_bytes, published_times, trace_at
+from repro.experiments.outofcore.building import limit_bytes, published_times, trace_at
 from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make, fit
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from repro import measure
 from repro.advise import Workload, predict, probe
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.experiments.saving import unseen
 from repro.experiments.together import methods
-from repro.experiments.together.methods import SWAPS, Config, Method, Problem, build_problem
+from repro.experiments.together.methods import SWAPS, Method, Problem, build_problem
 from repro.measure import Timing, accelerator
 from repro.measure.machine import machine
 from repro.outofcore import BudgetTooSmall

@@ -15,12 +15,11 @@ from torch.nn import functional
 from repro import adaptive, dualbatch
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics
 from repro.experiments.captured import CapturedPasses, low_precision, model_of
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.mbs import MicroBatchStreamer
 from repro.measure import TimeModel, time_interleaved
 from repro.measure.machine import machine
 
-Config = Mapping[str, Any]
 Passes = Callable[[Tensor, Tensor], Tensor | float]
 
 STREAMED = {"theta_mbs", "dual_mbs"}
