@@ -1,6 +1,6 @@
 """How this paper's figures look."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,10 @@ from repro.records import Record
 
 # A task, a quantity of its trainings, its name with the unit, and the trainings by label.
 Panel = tuple[str, str, str, Mapping[str, Sequence[Record]]]
+
+
+# A colour and a marker for each strategy; the eighth colour would be too pale on white.
+LOOKS = plots.styles(NAMES.values()) | {NAMES["noise"]: {"color": "#56b4e9", "marker": "h"}}
 
 
 def by_epoch(
@@ -31,11 +35,6 @@ def by_epoch(
         axis.set(xlabel="epoch", ylabel=ylabel)
         axis.set_title(title(next(iter(curves.values()), []), task), fontsize=9)
     return figure, axes[0]
-
-
-def looks(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """A colour and a marker for each strategy; the eighth colour would be too pale on white."""
-    return {**plots.styles(names), NAMES["noise"]: {"color": "#56b4e9", "marker": "h"}}
 
 
 def point(

@@ -80,9 +80,9 @@ def figure(results: Results, task: str) -> Any:
     """Draw speed-ups by nodes: a band comes from the other two strategies alone."""
     measurement = measured(results).get(task)
     drawn, axes = new_axes(1, 1, 7, 4)
-    axis, fit, looks = axes[0, 0], projection.fitted_to_paper(task), draw.looks(NAMES.values())
+    axis, fit = axes[0, 0], projection.fitted_to_paper(task)
     for number, strategy in enumerate(projection.SCALED):
-        look, (at, value) = looks[NAMES[strategy]], PAPER[task]["speedups"][strategy]
+        look, (at, value) = draw.LOOKS[NAMES[strategy]], PAPER[task]["speedups"][strategy]
         fitted, colour = projection.speedups(fit, task, strategy), look["color"]
         low, high = np.sort([[*own.values()] for own in projection.held_out(task, strategy)], 0)
         # As wide as a line at least, where both say the same.

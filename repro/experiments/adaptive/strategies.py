@@ -98,7 +98,7 @@ def curves(
     trained = {name_of(name): read.trained(results, task, name) for name in strategies}
     shown = {name: records for name, records in trained.items() if records}
     panels = [(task, name, label, shown) for name, label in quantities.items()]
-    looks = draw.looks(NAMES.values())
+    looks = dict(draw.LOOKS)
     for name in strategies:  # a strategy has its look in all figures, whatever the optimizer
         own, _, by = name.partition("_")
         looks[name_of(name)] = looks[NAMES[own]] | {"ls": {"": "-", "LARS": "--"}.get(by, ":")}
@@ -118,9 +118,7 @@ def figure(results: Results, task: str) -> Any:
     quantities |= {name: f"validation {read.HEADING[task]}"}
     drawn = curves(results, task, NAMES, quantities, more=2)
     papers, ours = drawn.axes[-2:]
-    looks = draw.looks(NAMES.values())
-    for strategy, label in NAMES.items():
-        look = looks[label]
+    for strategy, look in zip(NAMES, draw.LOOKS.values(), strict=True):
         if strategy not in PROPOSED[1:] and (value := reported_of(task, strategy).get("value")):
             count = adaptive.updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
             draw.point(papers, count, value, look)

@@ -57,12 +57,6 @@ def layers(results: Results, precision: str, size: str = "all") -> pd.DataFrame:
     return frame if size == "all" else frame[frame["size"] == size]
 
 
-def _sizes(results: Results, precision: str) -> list[str]:
-    """All layers, and the sizes of their filters by area."""
-    sizes = set(layers(results, precision)["size"])
-    return ["all", *sorted(sizes, key=lambda size: math.prod(map(int, size.split("×"))))]
-
-
 def measured_gain(
     results: Results, over: str, size: str = "all", precision: str = "fp32"
 ) -> Estimate:
@@ -87,7 +81,9 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
     """The speed-ups of DeepBench's layers by kernel size and precision."""
     paper = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}
     for precision in precisions_of(results):
-        for size in _sizes(results, precision):
+        sizes = set(layers(results, precision)["size"])
+        by_area = sorted(sizes, key=lambda size: math.prod(map(int, size.split("×"))))
+        for size in ("all", *by_area):
             own = layers(results, precision, size)
             pseudo = f"{len(own) - own.half.sum()} of {len(own)}" if precision == HALF else DASH
             pseudo += f" (paper: {FIGURE['pseudo_half']} of 94)" * (size == "all")
