@@ -37,7 +37,8 @@ _LOOK: dict[Any, Any] = {
 Bounds = tuple[float, float, float, float]
 # One effect: label, the paper's value, ours, our 95 % interval; None for a missing one.
 Effect = tuple[str, float | None, float | None, tuple[float, float] | None]
-Curves = Mapping[str, Sequence[Sequence[float]]]  # by label, each seed's values by epoch
+# By label, each seed's metrics: by name, the values by epoch.
+Trained = Mapping[str, Sequence[Mapping[str, Sequence[float]]]]
 Styles = Mapping[str, Mapping[str, str]]  # by label, a colour and a marker; see `styles`
 
 
@@ -103,20 +104,19 @@ def sign(figure: Figure, text: str) -> None:
     figure.text(0, -0.08 / up, lines, ha="left", va="top", fontsize=7, color="#5f6b7a")
 
 
-def learning_curves(panels: Mapping[str, Mapping[str, Curves]], styles: Styles) -> Figure:
+def learning_curves(panels: Mapping[str, Trained], quantities: Mapping[str, str]) -> Figure:
     """Draw curves per epoch, mean over seeds with a band of one standard deviation.
 
     Args:
-        panels: By column (a model), then by row (a quantity with its unit), which shares one
-            vertical axis.
-        styles: Style of each label.
+        panels: By column (a model), then by label, the same ones in each.
+        quantities: By quantity with its unit, the metric of a row, which shares one vertical axis.
     """
-    rows = list(next(iter(panels.values())))
+    rows, looks = list(quantities), styles(next(iter(panels.values())))
     figure, axes = new_axes(len(rows), len(panels), 3.6 * len(panels), 2.6 * len(rows) + 0.4)
-    for column, (title, quantities) in enumerate(panels.items()):
-        for axis, first, quantity in zip(axes[:, column], axes[:, 0], rows, strict=True):
+    for column, (title, trained) in enumerate(panels.items()):
+        for (axis, first), name in zip(axes[:, [column, 0]], quantities.values(), strict=True):
             axis.sharey(first)
-            _draw_seeds(axis, quantities[quantity], styles)
+            _draw_seeds(axis, trained, name, looks)
         _label_column(axes[:, column], title, rows if column == 0 else (), "epoch")
     legend_below(figure, 2)
     return figure
@@ -133,11 +133,11 @@ def _label_column(axes: Iterable[Axes], title: str, quantities: Sequence[str], x
         axis.tick_params(labelleft=bool(quantities))
 
 
-def _draw_seeds(axis: Axes, curves: Curves, styles: Styles) -> None:
-    """Draw the mean of seeds by epoch, in a band of one standard deviation."""
+def _draw_seeds(axis: Axes, trained: Trained, name: str, styles: Styles) -> None:
+    """Draw the mean of a metric over seeds by epoch, in a band of one standard deviation."""
     lines = itertools.cycle(("-", "--", "-.", ":"))
-    for (label, seeds), line in zip(curves.items(), lines, strict=False):
-        values = np.asarray(seeds, dtype=float)  # (seeds, epochs)
+    for (label, seeds), line in zip(trained.items(), lines, strict=False):
+        values = np.asarray([seed[name] for seed in seeds], dtype=float)  # (seeds, epochs)
         if not values.size:
             continue
         epochs, mean = np.arange(1, values.shape[1] + 1), values.mean(0)

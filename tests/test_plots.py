@@ -9,15 +9,11 @@ from repro import plots
 from repro.experiments.judge import WORDS
 
 NAN = float("nan")
+QUANTITIES = {"training loss": "loss", "test accuracy (%)": "accuracy"}
+ONE = {"loss": [2.0, 1.0], "accuracy": [10.0, 20.0]}
 CURVES = {
-    "ResNet-50": {
-        "training loss": {"without": [[2.0, 1.0], [2.2, 1.4]], "with": [[2.1, 1.1]]},
-        "test accuracy (%)": {"without": [[10.0, 20.0], [30.0, 40.0]], "with": []},
-    },
-    "U-Net": {
-        "training loss": {"without": [[2.0, 1.0]], "with": [[2.1, 1.1]]},
-        "test accuracy (%)": {"without": [[10.0, 20.0]], "with": [[11.0, 21.0]]},
-    },
+    "ResNet-50": {"without": [ONE, {"loss": [2.2, 1.4], "accuracy": [30.0, 40.0]}], "with": []},
+    "U-Net": {"without": [ONE], "with": [{"loss": [2.1, 1.1], "accuracy": [11.0, 21.0]}]},
 }
 STYLES = plots.styles(("without", "with"))
 OURS = STYLES["with"]
@@ -40,7 +36,7 @@ COUNTS = {"MBS": (3, 1, 0, 0, 0, 2), "Another": (0, 0, 0, 0, 1, 0)}
 
 # The arguments of each figure, and how many labels its legend has (0: it needs none).
 FIGURES = {
-    "learning_curves": ((CURVES, STYLES), 2),
+    "learning_curves": ((CURVES, QUANTITIES), 2),
     "against_mini_batch": ((SIZES, REFUSED, NEUTRAL, OURS), 4),
     "effects": (([("MBS", None, None, None), *EFFECTS, LEFT], "ratio", 1.0, True, ["MBS"]), 3),
     "gains_and_costs": (
@@ -112,9 +108,7 @@ def test_what_is_drawn_has_the_values_that_were_given():
 
 
 def test_a_signature_lies_below_all_that_is_drawn(tmp_path):
-    figure = plots.learning_curves(
-        {"A": {"loss": {"with": [[1.0, 0.5]], "without": [[1.0, 0.6]]}}}, STYLES
-    )
+    figure = plots.learning_curves({"A": {"with": [ONE], "without": [ONE]}}, {"loss": "loss"})
     plots.sign(figure, "Ours: a device · " * 12)
     for suffix in ("png", "svg", "pdf"):
         figure.savefig(tmp_path / f"saved.{suffix}", bbox_inches="tight")
