@@ -19,6 +19,7 @@ from repro.experiments.design import Config, Outcome
 from repro.mbs import MicroBatchStreamer
 from repro.measure import TimeModel, time_interleaved
 from repro.measure.machine import machine
+from repro.training import evaluate_classifier
 
 Passes = Callable[[Tensor, Tensor], Tensor | float]
 
@@ -59,13 +60,10 @@ class Images:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the accuracy on held-out and on test images, in percent."""
-        model.eval()
         accuracies = {}
-        with torch.no_grad():
-            for name, split in {"held_out": self.held_out, "test": self.test}.items():
-                batches = TensorLoader(*split, AT_ONCE, shuffle=False, **self._statistics)
-                right = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches)
-                accuracies[name] = 100 * right / len(split[1])
+        for name, (images, labels) in {"held_out": self.held_out, "test": self.test}.items():
+            batches = TensorLoader(images, labels, AT_ONCE, shuffle=False, **self._statistics)
+            accuracies[name] = evaluate_classifier(model, batches, labels.device)["accuracy"]
         model.train()
         return accuracies
 
