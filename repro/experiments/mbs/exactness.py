@@ -14,7 +14,6 @@ import numpy as np
 
 from repro import plots
 from repro.experiments import judge
-from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.mbs import cells, runs
 from repro.experiments.mbs.cells import WAYS
@@ -23,10 +22,6 @@ from repro.records import Record
 from repro.report import mean_std
 
 CURVES = {"training loss": "train_loss", "test accuracy (%)": "accuracy"}
-
-
-def _runs(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
-    return [run for role in roles for run in runs.initial_pair(profile, role, chosen)]
 
 
 def table(results: Results, roles: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -79,13 +74,13 @@ def same_curves(results: Results) -> Cases:
 
 TABLE3 = cells.artefact(
     "table3",
-    plan=partial(_runs, roles=["U-Net"]),
+    plan=partial(runs.initial_pairs, roles=["U-Net"]),
     rows=partial(table, roles=["U-Net"]),
     claims={"same_result": partial(cells.same_result, roles=["U-Net"])},
 )
 FIGURE3 = cells.artefact(
     "figure3",
-    plan=partial(_runs, roles=runs.CLASSIFIERS),
+    plan=partial(runs.initial_pairs, roles=runs.CLASSIFIERS),
     rows=partial(table, roles=runs.CLASSIFIERS),
     draw=figure3,
     claims={"same_curves": same_curves},

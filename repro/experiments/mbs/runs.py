@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml
@@ -139,11 +140,11 @@ def _division(mini_batch: int, micro_batch: int | None) -> str:
     return f"mini-batch {mini_batch}, {micro}"
 
 
-def initial_pair(profile: str, role: str, chosen: Chosen) -> list[Run]:
+def initial_pairs(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
     """Return the trainings without and with MBS at the initial mini-batch size (Table 2)."""
-    if role not in PROFILES[profile].get("trains", ROLES):
-        return []
-    return [training(profile, role, chosen, INITIAL[role], way) for way in (False, True)]
+    trained = [role for role in roles if role in PROFILES[profile].get("trains", ROLES)]
+    pairs = product(trained, (False, True))
+    return [training(profile, role, chosen, INITIAL[role], way) for role, way in pairs]
 
 
 def resolutions(profile: str, chosen: Chosen) -> list[Run]:
@@ -191,7 +192,7 @@ def _pairs(profile: str, role: str, chosen: Chosen) -> list[Run]:
 
 def _on_gpu(profile: str, role: str, chosen: Chosen) -> list[Run]:
     """Return the trainings at smaller images, and steps at the paper's under its memory limit."""
-    sizes, runs = PROFILES[profile]["mini_batches"][role], initial_pair(profile, role, chosen)
+    sizes, runs = PROFILES[profile]["mini_batches"][role], initial_pairs(profile, chosen, [role])
     if runs:
         runs += [training(profile, role, chosen, size, True) for size in sizes[1:]]
         if whole := _TOML["whole"].get(chosen[task_of(role)]):
