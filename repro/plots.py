@@ -33,8 +33,8 @@ _LOOK: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ".15"),
 }
 
-# One point with its interval: position, value, low, high (NaN for none).
-Bounds = tuple[float, float, float, float]
+# One point: position, value, and its interval, None for none.
+Bounds = tuple[float, float, tuple[float, float] | None]
 # One effect: label, the paper's value, ours, our 95 % interval; None for a missing one.
 Effect = tuple[str, float | None, float | None, tuple[float, float] | None]
 # By label, each seed's metrics: by name, the values by epoch.
@@ -205,8 +205,9 @@ def _draw_bounds(
 ) -> None:
     """Draw points in a line with their intervals, a little to the left (-1) or right (1)."""
     if points:
-        size, value, low, high = np.asarray(points, dtype=float).T
-        size = size * 1.05**side
+        sizes, values, intervals = zip(*points, strict=True)
+        size, value = np.array(sizes) * 1.05**side, np.array(values)
+        low, high = np.array([ends or (np.nan, np.nan) for ends in intervals]).T
         axis.plot(size, value, label=label, lw=1.6, ms=6, **style)
         known = ~np.isnan(low)
         if known.any():

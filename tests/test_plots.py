@@ -8,7 +8,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from repro import plots
 from repro.experiments.judge import WORDS
 
-NAN = float("nan")
 QUANTITIES = {"training loss": "loss", "test accuracy (%)": "accuracy"}
 ONE = {"loss": [2.0, 1.0], "accuracy": [10.0, 20.0]}
 CURVES = {
@@ -21,10 +20,10 @@ NEUTRAL = {"gain (points)": 0.0, "time (ratio)": 1.0}
 SIZES = {
     "ResNet-50": {
         "gain (points)": {
-            "paper": [(16, 0.1, NAN, NAN), (64, 2.0, NAN, NAN)],
-            "ours": [(16, -2.0, -5.0, 1.0), (32, 1.0, NAN, NAN)],
+            "paper": [(16, 0.1, None), (64, 2.0, None)],
+            "ours": [(16, -2.0, (-5.0, 1.0)), (32, 1.0, None)],
         },
-        "time (ratio)": {"paper": [(16, 1.1, NAN, NAN)], "ours": []},
+        "time (ratio)": {"paper": [(16, 1.1, None)], "ours": []},
     },
     "U-Net": {"gain (points)": {"ours": []}, "time (ratio)": {}},
 }

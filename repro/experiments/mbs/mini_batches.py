@@ -1,7 +1,6 @@
 """What fits, and is more than that worth having? (Tables 1, 2, 4 and 5)"""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -292,8 +291,12 @@ def figure_4_5(results: Results, name: str) -> Any:
         times = {row["mini_batch"]: row["time_with"][0] / undivided_s for row in rows}
         panels[title] = {
             quantity: {
-                "paper": [(size, value, math.nan, math.nan) for size, value in paper.items()],
-                "ours": list(_bounds(partial(number, results), role, paper)),
+                "paper": [(size, value, None) for size, value in paper.items()],
+                "ours": [
+                    (size, *gap.drawn())
+                    for size in paper
+                    if (gap := or_none(number, results, f"{role}, {size}"))
+                ],
             }
             for quantity, paper, number in ((better, gains, gain), (longer, times, epoch_ratio))
         }
@@ -301,14 +304,6 @@ def figure_4_5(results: Results, name: str) -> Any:
         refused[title] = {n for n, status in undivided_runs if status == "out_of_memory"}
     neutral, style = {better: 0.0, longer: 1.0}, plots.styles(("without MBS", "with MBS"))
     return plots.against_mini_batch(panels, refused, neutral, style["with MBS"])
-
-
-def _bounds(estimate: Callable[[str], Estimate], role: str, sizes: Iterable[int]) -> Iterator[Any]:
-    """Yield the sizes that were run, each with an estimate and its 95 % interval."""
-    for case in cases((f"{role}, {size}" for size in sizes), estimate).items():
-        if isinstance(ours := case[1], Estimate):
-            mean, interval = ours.drawn()
-            yield int(case[0].partition(", ")[2]), mean, *(interval or (math.nan, math.nan))
 
 
 def _artefact(name: str, roles: Sequence[str], **further: Callable[[Results], Cases]) -> Artefact:
