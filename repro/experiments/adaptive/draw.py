@@ -8,6 +8,7 @@ import numpy as np
 from repro import plots
 from repro.experiments.adaptive.read import title
 from repro.experiments.adaptive.runs import NAMES
+from repro.experiments.judge import Estimate
 from repro.records import Record
 
 # A task, a quantity of its trainings, its name with the unit, and the trainings by label.
@@ -37,17 +38,12 @@ def by_epoch(
     return figure, axes[0]
 
 
-def point(
-    axis: "plots.Axes",
-    x: float,
-    y: float,
-    look: Mapping[str, Any],
-    interval: Sequence[float] | None = None,
-) -> None:
-    """Draw a value: of the paper hollow, ours solid with its interval, NaN where it has none."""
+def point(axis: "plots.Axes", x: float, y: float | Estimate, look: Mapping[str, Any]) -> None:
+    """Draw a value: of the paper hollow, ours solid with its interval."""
     own = {**look, "ls": "none", "ms": 8}
-    if interval is None:
-        axis.plot([x], [y], mfc="none", mew=1.8, **own)
+    if isinstance(y, Estimate):
+        value, interval = y.drawn()
+        axis.plot([x, x], interval or [np.nan] * 2, "-", color=look["color"], lw=1.8)
+        axis.plot([x], [value], mec="white", mew=0.6, **own)
     else:
-        axis.plot([x, x], interval, "-", color=look["color"], lw=1.8)
-        axis.plot([x], [y], mec="white", mew=0.6, **own)
+        axis.plot([x], [y], mfc="none", mew=1.8, **own)

@@ -93,9 +93,7 @@ def figure(results: Results, task: str) -> Any:
         else:
             axis.axhline(value, ls="-.", color=colour, label=f"paper: {value}, nodes not given")
         if measurement:
-            gap = pace(measurement, task, strategy)
-            interval = np.exp(gap.interval()).tolist()
-            draw.point(axis, 2 * 1.05 ** (number - 1), math.exp(gap.mean), look, interval)
+            draw.point(axis, 2 * 1.05 ** (number - 1), pace(measurement, task, strategy), look)
     axis.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
     band = "predicted from the other two (held out)"
     axis.fill_between([], [], [], color=INK, alpha=0.25, lw=0, label=band)

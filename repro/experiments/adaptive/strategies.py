@@ -126,7 +126,7 @@ def figure(results: Results, task: str) -> Any:
         if records and not read.diverged(results, task, strategy):
             end = judge.mean_of(read.final(results, records, name), trials="seeds")
             made = float(np.mean(read.updates_of(records)))
-            draw.point(ours, made, end.mean, look, end.interval())
+            draw.point(ours, made, end, look)
     papers.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
     papers.set_title(f"paper: {read.ROLES[task]}, {read.DATA[task]}", fontsize=9)
     ours.set_title(drawn.axes[0].get_title(), fontsize=9)
