@@ -345,7 +345,7 @@ class Artefact:
     title: str  # one line
     lead: str  # the first sentences of its caption
     # The runs it draws from, given a profile and the dataset chosen for each task.
-    plan: Callable[[str, Chosen], list[Run]]
+    plan: Callable[[str, Chosen], Iterable[Run]]
     rows: Callable[[Results], Rows]  # of its table, the paper's values with ours
     draw: Callable[[Results], Figure] | None = None
     # Further sentences of its caption: stand-in or synthetic data, simulated limits.
@@ -358,7 +358,7 @@ class Artefact:
 
     def runs(self, profile: str, chosen: Chosen) -> list[Run]:
         """Return the runs it draws from; none under `long` where that has nothing to add."""
-        return [] if profile == LONG and not self.long else self.plan(profile, chosen)
+        return [] if profile == LONG and not self.long else list(self.plan(profile, chosen))
 
     def table(self, results: Results) -> pd.DataFrame:
         """Return its table."""

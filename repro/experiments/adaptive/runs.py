@@ -4,7 +4,7 @@ The scales are ``[profiles]`` in ``paper.toml``, the paper's own values ``[repor
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -203,26 +203,23 @@ def layerwise(profile: str, chosen: Chosen) -> list[Run]:
     return [training(profile, CIFAR, chosen, name) for name in names]
 
 
-def by_size(profile: str, chosen: Chosen, figure: str) -> list[Run]:
+def by_size(profile: str, chosen: Chosen, figure: str) -> Iterator[Run]:
     """The trainings with the batch sizes of Figure 1, 2 or 6; θ-adaptive ones for their K."""
-    runs: list[Run] = []
     for task, sizes in _SIZES[figure].items():
-        runs += [fixed(profile, task, chosen, size) for size in sizes]
+        yield from (fixed(profile, task, chosen, size) for size in sizes)
         if figure == "figure1":
             continue
-        runs.append(training(profile, task, chosen, "theta"))
+        yield training(profile, task, chosen, "theta")
         rule = PROFILES[profile][task].get("first_epochs")
         for name in ("best", "theta") if rule else ():
             run, epochs = fixed(profile, task, chosen, PAPER[task][name]["batch"]), rule["epochs"]
-            first = Run(
+            yield Run(
                 FIRST_EPOCHS,
                 run.config | {"epochs": epochs},
                 seeds=tuple(range(100, 100 + rule["seeds"])),
                 label=f"{run.label}, first {epochs} epochs",
                 extra=True,
             )
-            runs.append(first)
-    return runs
 
 
 def stable(profile: str, chosen: Chosen) -> list[Run]:
