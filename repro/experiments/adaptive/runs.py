@@ -222,9 +222,8 @@ def by_size(profile: str, chosen: Chosen, figure: str) -> Iterator[Run]:
             )
 
 
-def stable(profile: str, chosen: Chosen) -> list[Run]:
+def stable(profile: str, chosen: Chosen) -> Iterator[Run]:
     """The gradient norms of every task (section III-D), and the trainings with one batch size."""
-    norms = []
     for task in TASKS:
         sizes = _doubled(PAPER[task]["best"]["batch"], PAPER[task]["linear"]["batch"])
         config = _base(profile, task, chosen[task]) | {
@@ -234,12 +233,12 @@ def stable(profile: str, chosen: Chosen) -> list[Run]:
             "batches": 4 if profile == "smoke" else 8,
             "after": [0, 2],
         }
-        norms.append(Run("norms", config, label=task))
+        yield Run("norms", config, label=task)
     trainings = [run for figure in _SIZES for run in by_size(profile, chosen, figure)]
     # A training whose batch size changes says nothing about one size, and one that ends early
     # nothing about where it ends.
     whole = [run for run in trainings if run.experiment != FIRST_EPOCHS]
-    return norms + list(dict.fromkeys(run for run in whole if "stands_for" in run.config))
+    yield from dict.fromkeys(run for run in whole if "stands_for" in run.config)
 
 
 def parallel(profile: str, chosen: Chosen) -> list[Run]:
