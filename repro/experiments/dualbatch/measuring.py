@@ -222,8 +222,8 @@ def published(config: Config, seed: int, data: EpochTimes, device: str) -> Outco
 def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Fit the memory model and find the largest batch under a limit (Figure 13)."""
     torch.manual_seed(seed)
-    sizes = config["batch_sizes"]
-    peaks = measure.comparable_peaks([_measured(config, n, device) for n in sizes])
+    sizes, meter = config["batch_sizes"], partial(measure.MemoryMeter, device)
+    peaks = measure.comparable_peaks([_two_steps(config, n, device, meter) for n in sizes])
     fit = measure.LinearMemoryModel.fit(sizes, peaks)
     limit = config["limit_bytes"] or int(config["limit_over_largest_probe"] * peaks[-1])
     predicted = fit.largest_batch(limit)
@@ -240,7 +240,9 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
             "limit_bytes": limit,
             "predicted_max": predicted,
             "measured_max": measured,
-            "beyond": [[n, _measured(config, n, device).peak_reserved_bytes] for n in beyond],
+            "beyond": [
+                [n, _two_steps(config, n, device, meter).peak_reserved_bytes] for n in beyond
+            ],
         },
         peak_bytes=peaks[-1],
     )
@@ -254,10 +256,6 @@ def _two_steps(config: Config, batch: int, device: str, watched: Callable[..., A
         step()
         step()
     return meter
-
-
-def _measured(config: Config, batch: int, device: str) -> measure.MemoryMeter:
-    return _two_steps(config, batch, device, partial(measure.MemoryMeter, device))
 
 
 def _fits(config: Config, batch: int, limit: int, device: str) -> bool:
