@@ -1,19 +1,24 @@
-"""Figures. Each function takes plain numbers and returns a matplotlib figure."""
+"""Figures. Each function takes plain numbers and returns a matplotlib figure.
+
+Matplotlib takes a second to import, and is imported by the first figure that is drawn.
+"""
+
+from __future__ import annotations
 
 import itertools
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from repro.report import VERDICT_COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 PAPER, OURS, WITHOUT, INK = "#8d99ae", "#1f6fb4", "#e07a3f", "#1c2230"
 # After the ink, nine colours that colour-blind readers can distinguish (seaborn's "colorblind").
@@ -28,11 +33,12 @@ _LOOK: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ".15"),
 }
 
-# One point with its interval: position, value, low, high (NaN for none).
-Bounds = tuple[float, float, float, float]
+# One point: position, value, and its interval, None for none.
+Bounds = tuple[float, float, tuple[float, float] | None]
 # One effect: label, the paper's value, ours, our 95 % interval; None for a missing one.
 Effect = tuple[str, float | None, float | None, tuple[float, float] | None]
-Curves = Mapping[str, Sequence[Sequence[float]]]  # by label, each seed's values by epoch
+# By label, each seed's metrics: by name, the values by epoch.
+Trained = Mapping[str, Sequence[Mapping[str, Sequence[float]]]]
 Styles = Mapping[str, Mapping[str, str]]  # by label, a colour and a marker; see `styles`
 
 
@@ -46,6 +52,8 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
     """A figure of a size in inches and its axes, shape (rows, columns)."""
+    import matplotlib.pyplot as plt
+
     with plt.rc_context(_LOOK):
         figure, axes = plt.subplots(
             rows, columns, figsize=(width, height), squeeze=False, layout="constrained"
@@ -70,9 +78,18 @@ def legend_below(figure: Figure, columns: int, order: Sequence[str] = ()) -> Non
 
 def log_ticks(axis: Axis, steps: Sequence[float], written: str) -> None:
     """Mark a logarithmic axis at `steps` of each decade, formatted by `written`."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     axis.set_major_locator(LogLocator(10, steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: written.format(value)))
     axis.set_minor_locator(NullLocator())
+
+
+def whole_ticks(axis: Axis) -> None:
+    """Mark an axis at whole numbers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def sign(figure: Figure, text: str) -> None:
@@ -87,20 +104,19 @@ def sign(figure: Figure, text: str) -> None:
     figure.text(0, -0.08 / up, lines, ha="left", va="top", fontsize=7, color="#5f6b7a")
 
 
-def learning_curves(panels: Mapping[str, Mapping[str, Curves]], styles: Styles) -> Figure:
+def learning_curves(panels: Mapping[str, Trained], quantities: Mapping[str, str]) -> Figure:
     """Draw curves per epoch, mean over seeds with a band of one standard deviation.
 
     Args:
-        panels: By column (a model), then by row (a quantity with its unit), which shares one
-            vertical axis.
-        styles: Style of each label.
+        panels: By column (a model), then by label, the same ones in each.
+        quantities: By quantity with its unit, the metric of a row, which shares one vertical axis.
     """
-    rows = list(next(iter(panels.values())))
+    rows, looks = list(quantities), styles(next(iter(panels.values())))
     figure, axes = new_axes(len(rows), len(panels), 3.6 * len(panels), 2.6 * len(rows) + 0.4)
-    for column, (title, quantities) in enumerate(panels.items()):
-        for axis, first, quantity in zip(axes[:, column], axes[:, 0], rows, strict=True):
+    for column, (title, trained) in enumerate(panels.items()):
+        for (axis, first), name in zip(axes[:, [column, 0]], quantities.values(), strict=True):
             axis.sharey(first)
-            _draw_seeds(axis, quantities[quantity], styles)
+            _draw_seeds(axis, trained, name, looks)
         _label_column(axes[:, column], title, rows if column == 0 else (), "epoch")
     legend_below(figure, 2)
     return figure
@@ -117,11 +133,11 @@ def _label_column(axes: Iterable[Axes], title: str, quantities: Sequence[str], x
         axis.tick_params(labelleft=bool(quantities))
 
 
-def _draw_seeds(axis: Axes, curves: Curves, styles: Styles) -> None:
-    """Draw the mean of seeds by epoch, in a band of one standard deviation."""
+def _draw_seeds(axis: Axes, trained: Trained, name: str, styles: Styles) -> None:
+    """Draw the mean of a metric over seeds by epoch, in a band of one standard deviation."""
     lines = itertools.cycle(("-", "--", "-.", ":"))
-    for (label, seeds), line in zip(curves.items(), lines, strict=False):
-        values = np.asarray(seeds, dtype=float)  # (seeds, epochs)
+    for (label, seeds), line in zip(trained.items(), lines, strict=False):
+        values = np.asarray([seed[name] for seed in seeds], dtype=float)  # (seeds, epochs)
         if not values.size:
             continue
         epochs, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
@@ -133,7 +149,7 @@ def _draw_seeds(axis: Axes, curves: Curves, styles: Styles) -> None:
             axis.fill_between(
                 epochs, mean - std, mean + std, color=styles[label]["color"], alpha=0.15, lw=0
             )
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_ticks(axis.xaxis)
 
 
 def against_mini_batch(
@@ -189,8 +205,9 @@ def _draw_bounds(
 ) -> None:
     """Draw points in a line with their intervals, a little to the left (-1) or right (1)."""
     if points:
-        size, value, low, high = np.asarray(points, dtype=float).T
-        size = size * 1.05**side
+        sizes, values, intervals = zip(*points, strict=True)
+        size, value = np.array(sizes) * 1.05**side, np.array(values)
+        low, high = np.array([ends or (np.nan, np.nan) for ends in intervals]).T
         axis.plot(size, value, label=label, lw=1.6, ms=6, **style)
         known = ~np.isnan(low)
         if known.any():
@@ -212,7 +229,7 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
         axis.bar_label(bars, shown, label_type="center", color=ink)
         left += values
     axis.set_ylim(len(counts) - 0.4, -0.6)  # the first paper on top
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_ticks(axis.xaxis)
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("claims")
     legend_below(figure, 3)

@@ -229,6 +229,17 @@ class TestImport:
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
+    def test_matplotlib_is_imported_by_the_first_figure(self):
+        done = python(
+            """
+            import sys
+            from repro.experiments import PAPERS, load_paper
+            assert [[*paper.artefacts.values()] for paper in map(load_paper, PAPERS)]
+            assert "matplotlib" not in sys.modules
+            """
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
 
 class TestModules:
     def test_data_files_are_packaged(self):

@@ -8,16 +8,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from repro import plots
 from repro.experiments.judge import WORDS
 
-NAN = float("nan")
+QUANTITIES = {"training loss": "loss", "test accuracy (%)": "accuracy"}
+ONE = {"loss": [2.0, 1.0], "accuracy": [10.0, 20.0]}
 CURVES = {
-    "ResNet-50": {
-        "training loss": {"without": [[2.0, 1.0], [2.2, 1.4]], "with": [[2.1, 1.1]]},
-        "test accuracy (%)": {"without": [[10.0, 20.0], [30.0, 40.0]], "with": []},
-    },
-    "U-Net": {
-        "training loss": {"without": [[2.0, 1.0]], "with": [[2.1, 1.1]]},
-        "test accuracy (%)": {"without": [[10.0, 20.0]], "with": [[11.0, 21.0]]},
-    },
+    "ResNet-50": {"without": [ONE, {"loss": [2.2, 1.4], "accuracy": [30.0, 40.0]}], "with": []},
+    "U-Net": {"without": [ONE], "with": [{"loss": [2.1, 1.1], "accuracy": [11.0, 21.0]}]},
 }
 STYLES = plots.styles(("without", "with"))
 OURS = STYLES["with"]
@@ -25,10 +20,10 @@ NEUTRAL = {"gain (points)": 0.0, "time (ratio)": 1.0}
 SIZES = {
     "ResNet-50": {
         "gain (points)": {
-            "paper": [(16, 0.1, NAN, NAN), (64, 2.0, NAN, NAN)],
-            "ours": [(16, -2.0, -5.0, 1.0), (32, 1.0, NAN, NAN)],
+            "paper": [(16, 0.1, None), (64, 2.0, None)],
+            "ours": [(16, -2.0, (-5.0, 1.0)), (32, 1.0, None)],
         },
-        "time (ratio)": {"paper": [(16, 1.1, NAN, NAN)], "ours": []},
+        "time (ratio)": {"paper": [(16, 1.1, None)], "ours": []},
     },
     "U-Net": {"gain (points)": {"ours": []}, "time (ratio)": {}},
 }
@@ -40,7 +35,7 @@ COUNTS = {"MBS": (3, 1, 0, 0, 0, 2), "Another": (0, 0, 0, 0, 1, 0)}
 
 # The arguments of each figure, and how many labels its legend has (0: it needs none).
 FIGURES = {
-    "learning_curves": ((CURVES, STYLES), 2),
+    "learning_curves": ((CURVES, QUANTITIES), 2),
     "against_mini_batch": ((SIZES, REFUSED, NEUTRAL, OURS), 4),
     "effects": (([("MBS", None, None, None), *EFFECTS, LEFT], "ratio", 1.0, True, ["MBS"]), 3),
     "gains_and_costs": (
@@ -112,9 +107,7 @@ def test_what_is_drawn_has_the_values_that_were_given():
 
 
 def test_a_signature_lies_below_all_that_is_drawn(tmp_path):
-    figure = plots.learning_curves(
-        {"A": {"loss": {"with": [[1.0, 0.5]], "without": [[1.0, 0.6]]}}}, STYLES
-    )
+    figure = plots.learning_curves({"A": {"with": [ONE], "without": [ONE]}}, {"loss": "loss"})
     plots.sign(figure, "Ours: a device · " * 12)
     for suffix in ("png", "svg", "pdf"):
         figure.savefig(tmp_path / f"saved.{suffix}", bbox_inches="tight")

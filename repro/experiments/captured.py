@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repro import models
+
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 WARMUP = 3  # steps before a capture, in which libraries choose algorithms and allocate
 
@@ -16,6 +18,13 @@ def low_precision(config: Mapping[str, Any]) -> torch.dtype | None:
     """The type of a configuration's forward pass under autocast, None for none."""
     name = config.get("autocast")
     return None if name is None else getattr(torch, name)
+
+
+def model_of(config: Mapping[str, Any], device: torch.device | str, **options: Any) -> nn.Module:
+    """A configuration's model with fresh weights, in training mode, on a device, in its layout."""
+    layout = torch.channels_last if config.get("channels_last") else torch.contiguous_format
+    model = models.build(**config["model"], **options)
+    return model.to(device, memory_format=layout)  # type: ignore[call-overload]
 
 
 @dataclass

@@ -56,6 +56,7 @@ RAY_ADDRESS = "REPRO_RAY_ADDRESS"  # of the cluster that trainings on Ray use; e
 
 Results = Any  # `query.Results`, which is gathered by the plans of this module
 Chosen = Mapping[str, str]  # the dataset of each task
+Config = Mapping[str, Any]  # of a run: JSON values
 Rows = Iterable[Mapping[str, Any]]  # of a table: numbers and texts by column
 Test = Callable[[Results], tuple[bool, str]]  # whether a check holds, and the numbers
 
@@ -344,7 +345,7 @@ class Artefact:
     title: str  # one line
     lead: str  # the first sentences of its caption
     # The runs it draws from, given a profile and the dataset chosen for each task.
-    plan: Callable[[str, Chosen], list[Run]]
+    plan: Callable[[str, Chosen], Iterable[Run]]
     rows: Callable[[Results], Rows]  # of its table, the paper's values with ours
     draw: Callable[[Results], Figure] | None = None
     # Further sentences of its caption: stand-in or synthetic data, simulated limits.
@@ -357,7 +358,7 @@ class Artefact:
 
     def runs(self, profile: str, chosen: Chosen) -> list[Run]:
         """Return the runs it draws from; none under `long` where that has nothing to add."""
-        return [] if profile == LONG and not self.long else self.plan(profile, chosen)
+        return [] if profile == LONG and not self.long else list(self.plan(profile, chosen))
 
     def table(self, results: Results) -> pd.DataFrame:
         """Return its table."""

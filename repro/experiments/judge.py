@@ -11,10 +11,12 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from repro.records import Record
+
+Found = TypeVar("Found")
 
 HALF, QUARTER, TENFOLD = 0.5, 0.25, 10.0  # of the paper's effect
 MOST_SEEDS = 200  # a cell; more is beyond reason for trainings
@@ -37,6 +39,14 @@ WORDS: Mapping[str, str] = {
 
 class NotRun(LookupError):
     """Records that a claim needs are missing, or cannot tell; the text says which and why."""
+
+
+def or_none(find: Callable[..., Found], *arguments: Any, **options: Any) -> Found | None:
+    """Return what is found, None where records are missing."""
+    try:
+        return find(*arguments, **options)
+    except NotRun:
+        return None
 
 
 class BySeed(list[float]):
@@ -107,6 +117,12 @@ class Estimate:
             return self.mean, self.mean
         half = _quantile(self.dof, 1 - (1 - level) / self.candidates / 2) * self.error
         return self.mean - half, self.mean + half
+
+    def drawn(self) -> tuple[float, tuple[float, float] | None]:
+        """Return the value and its 95 % interval, None where it is unknown; of ratios no logs."""
+        scale = math.exp if self.log else float
+        low, high = map(scale, self.interval())
+        return scale(self.mean), None if math.isnan(low) else (low, high)
 
     def shown(self, value: float) -> str:
         """Return a value of this scale in words, such as an end of its interval."""

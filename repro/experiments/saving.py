@@ -1,14 +1,18 @@
-"""Torch's `save_on_cpu`, that asks first whether the host has the memory that it pins."""
+"""Blocks around training steps: saved tensors in pinned memory, steps that no block sees."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu
+from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.measure import accelerator
 
 
 def save_pinned(device: torch.device | str) -> save_on_cpu:
-    """Return a block whose saved tensors wait in pinned memory of the host.
+    """Return torch's `save_on_cpu`, that asks first whether the host has the memory that it pins.
 
     Raises:
         HostMemoryError: In the block, before a tensor for which the host has too little.
@@ -23,3 +27,10 @@ def save_pinned(device: torch.device | str) -> save_on_cpu:
 
     hooks.pack_hook = checked
     return hooks
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Compute outside of the blocks around, which see every operation."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield

@@ -1,5 +1,6 @@
 """The experiments on θ-adaptive batch sizes, each on toys; the optimizers of section V."""
 
+import itertools
 import math
 
 import numpy as np
@@ -21,7 +22,7 @@ TOYS = {  # 43 samples: no multiple of a batch size
         *(runs.training("smoke", task, CHOSEN, name) for task in TASKS for name in STRATEGIES),
         *(runs.training("smoke", CIFAR, CHOSEN, name) for name in (*MORE, "theta_LARS")),
         runs.training("smoke", CIFAR, CHOSEN, "theta_LAMB"),
-        *runs.stable("smoke", CHOSEN)[:3],
+        *itertools.islice(runs.stable("smoke", CHOSEN), 3),
     )
 }
 TRAININGS = [name for name in TOYS if name not in TASKS]

@@ -84,7 +84,7 @@ def _data(count=20):
 
 
 def test_what_is_held_out_is_not_trained_on_and_is_measured():
-    config = shorter(runs.RUNS["rates"]("smoke", DIGITS)[0], samples=16, test_samples=10)
+    config = shorter(next(iter(runs.RUNS["rates"]("smoke", DIGITS))), samples=16, test_samples=10)
     images = building.TrainingData(config, _data(), "cpu")
     trained = {tuple(image.flatten().tolist()) for image in images.images}
     held = {tuple(image.flatten().tolist()) for image in images.held_out[0]}

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from repro import adaptive
 from repro.experiments import judge
-from repro.experiments.adaptive import read, runs
+from repro.experiments.adaptive import draw, read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, SIMILAR, TASKS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
+from repro.plots import legend_below, log_ticks, styles
 from repro.records import Record
 from repro.report import Summary
 
@@ -72,9 +74,6 @@ def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> Any:
     """Draw quantities by epoch, each by (task, name, label), with a line for each batch size."""
-    from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, log_ticks, styles
-
     names = ["best batch", *(f"{n} × the best batch" for n in (2, 4, 8, 16))]
     panels = []
     for task, name, ylabel in shown:
@@ -323,10 +322,9 @@ def norms_table(results: Results) -> Iterator[dict[str, Any]]:
 
 def stable_by_norms(norms: Mapping[int, Sequence[float]]) -> int:
     """The largest size up to which the mean norm is similar to that of the smallest."""
-    from repro.adaptive import GradientNorm, stable_batch
-
-    means = [GradientNorm(size, float(np.mean(own)), math.nan) for size, own in norms.items()]
-    return stable_batch(means, SIMILAR)
+    norm = adaptive.GradientNorm
+    means = [norm(size, float(np.mean(own)), math.nan) for size, own in norms.items()]
+    return adaptive.stable_batch(means, SIMILAR)
 
 
 def keeps_accuracy(results: Results) -> Cases:

@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from repro import adaptive, datasets, models
-from repro.experiments.captured import low_precision
+from repro import adaptive, datasets
+from repro.experiments.captured import low_precision, model_of
+from repro.experiments.design import Config
 from repro.measure import accelerator
 from repro.restoration import evaluate_psnr
 from repro.training import evaluate_classifier
 
-Config = Mapping[str, Any]
 Loader = datasets.TensorLoader | datasets.PatchLoader
 Evaluate = Callable[[nn.Module], dict[str, float]]
 
@@ -29,14 +29,8 @@ def loss_of(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
 
 def build_model(config: Config, classes: int, device: str) -> nn.Module:
     """Build the model with fresh weights."""
-    options = dict(config["model"])
-    name = options.pop("name")
-    if config["task"] == "CIFAR":
-        options["num_classes"] = classes
-    model = models.build(name, **options).to(device)
-    if config.get("channels_last"):
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model
+    options = {"num_classes": classes} if config["task"] == "CIFAR" else {}
+    return model_of(config, device, **options)
 
 
 # Optimizers whose step of a layer follows the layer's norm (section V). Differs from the papers:

@@ -1,25 +1,27 @@
-"""How this paper's figures look. Plotting takes a second to import: import this where it draws."""
+"""How this paper's figures look."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from repro import plots
 from repro.experiments.adaptive.read import title
 from repro.experiments.adaptive.runs import NAMES
+from repro.experiments.judge import Estimate
 from repro.records import Record
 
 # A task, a quantity of its trainings, its name with the unit, and the trainings by label.
 Panel = tuple[str, str, str, Mapping[str, Sequence[Record]]]
 
 
+# A colour and a marker for each strategy; the eighth colour would be too pale on white.
+LOOKS = plots.styles(NAMES.values()) | {NAMES["noise"]: {"color": "#56b4e9", "marker": "h"}}
+
+
 def by_epoch(
     panels: Sequence[Panel], looks: Mapping[str, Mapping[str, Any]], more: int = 0
-) -> tuple[Figure, Any]:
+) -> "tuple[plots.Figure, Any]":
     """A figure and its axes, with means over seeds by epoch in the first, and `more` empty ones.
 
     Four lie two by two.
@@ -34,28 +36,18 @@ def by_epoch(
             mean = np.array([row[:shortest] for row in rows], dtype=float).mean(0)  # None: NaN
             look = {"lw": 1.6, "ms": 4.5, "markevery": max(1, shortest // 7), **looks[label]}
             axis.plot(range(1, shortest + 1), mean, label=label, **look)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        plots.whole_ticks(axis.xaxis)
         axis.set(xlabel="epoch", ylabel=ylabel)
         axis.set_title(title(next(iter(curves.values()), []), task), fontsize=9)
     return figure, axes.ravel()
 
 
-def looks(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """A colour and a marker for each strategy; the eighth colour would be too pale on white."""
-    return {**plots.styles(names), NAMES["noise"]: {"color": "#56b4e9", "marker": "h"}}
-
-
-def point(
-    axis: Axes,
-    x: float,
-    y: float,
-    look: Mapping[str, Any],
-    interval: Sequence[float] | None = None,
-) -> None:
-    """Draw a value: of the paper hollow, ours solid with its interval, NaN where it has none."""
+def point(axis: "plots.Axes", x: float, y: float | Estimate, look: Mapping[str, Any]) -> None:
+    """Draw a value: of the paper hollow, ours solid with its interval."""
     own = {**look, "ls": "none", "ms": 8}
-    if interval is None:
-        axis.plot([x], [y], mfc="none", mew=1.8, **own)
+    if isinstance(y, Estimate):
+        value, interval = y.drawn()
+        axis.plot([x, x], interval or [np.nan] * 2, "-", color=look["color"], lw=1.8)
+        axis.plot([x], [value], mec="white", mew=0.6, **own)
     else:
-        axis.plot([x, x], interval, "-", color=look["color"], lw=1.8)
-        axis.plot([x], [y], mec="white", mew=0.6, **own)
+        axis.plot([x], [y], mfc="none", mew=1.8, **own)

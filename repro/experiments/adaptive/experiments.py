@@ -10,10 +10,9 @@ from torch import Tensor
 from repro import adaptive
 from repro.datasets import ImageData
 from repro.experiments.adaptive import building
-from repro.experiments.adaptive.building import Config
 from repro.experiments.adaptive.runs import METRIC, SIMILAR
 from repro.experiments.captured import CapturedStep, low_precision
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.measure import Timing
 from repro.training import Step as TrainingStep
 from repro.training import fit
@@ -73,9 +72,8 @@ class Training:
         return not stops and setting.epoch < config["epochs"]
 
 
-def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train by one strategy; a training that diverges ends there, which is a result."""
-    assert data is not None
     run = Training(config, seed, data, device)
     loss, low = building.loss_of(config), low_precision(config)
     options = config["captured"], config["channels_last"]
@@ -93,9 +91,8 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     return Outcome(metrics=run.history | summary, timings=timings)
 
 
-def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def norms(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Measure gradient norms by batch size at w_0 and after some epochs (section III-D)."""
-    assert data is not None
     run = Training(config, seed, data, device)
     loss_fn = building.loss_of(config)
     step = CapturedStep(run.model, loss_fn, run.optimizer, captured=False)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from repro import adaptive
 from repro.experiments.adaptive.runs import DIV2K, PAPER, paper_schedule
 
 if TYPE_CHECKING:
-    from repro.adaptive import ScalingModel
     from repro.adaptive.scaling import StepCost
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -31,13 +31,11 @@ def overhead() -> float:
 @cache
 def fitted_to_paper(
     task: str, left_out: str | None = None, overhead_samples: float | None = None
-) -> "ScalingModel":
+) -> "adaptive.ScalingModel":
     """Fit the model to the paper's speed-ups of a task, all or all but one strategy's.
 
     Where the paper does not say how many nodes a speed-up takes, it is the largest on any number.
     """
-    from repro.adaptive import ScalingModel
-
     points = [
         (paper_schedule(task, strategy), [nodes] if nodes else nodes_of(task, strategy), value)
         for strategy, (nodes, value) in PAPER[task]["speedups"].items()
@@ -45,10 +43,10 @@ def fitted_to_paper(
     ]
     fixed = overhead_samples
     bounds = (0.0, overhead()) if fixed is None else (fixed, fixed)
-    return ScalingModel.fit_speedups(points, PAPER[task]["samples"], bounds)
+    return adaptive.ScalingModel.fit_speedups(points, PAPER[task]["samples"], bounds)
 
 
-def speedups(model: "ScalingModel", task: str, strategy: str) -> dict[int, float]:
+def speedups(model: "adaptive.ScalingModel", task: str, strategy: str) -> dict[int, float]:
     """A strategy's modelled speed-ups by nodes, for the paper's schedule."""
     schedule, samples = paper_schedule(task, strategy), PAPER[task]["samples"]
     return {n: model.speedup(schedule, samples, n) for n in nodes_of(task, strategy)}
@@ -66,12 +64,12 @@ def breakdown() -> "dict[int, StepCost]":
     return {n: model.breakdown(paper_schedule(DIV2K, "theta"), samples, n) for n in NODES}
 
 
-def fitted_here(measurement: Mapping[str, Any], without: int | None = None) -> "ScalingModel":
+def fitted_here(
+    measurement: Mapping[str, Any], without: int | None = None
+) -> "adaptive.ScalingModel":
     """Fit the model to a task's steps measured here, without two processes' of one batch size."""
-    from repro.adaptive import MeasuredStep, ScalingModel
-
     steps = [
-        MeasuredStep(
+        adaptive.MeasuredStep(
             # Here the thread that communicates also sums, so that sums can be hidden like it.
             step["batch"],
             step["processes"],
@@ -82,7 +80,7 @@ def fitted_here(measurement: Mapping[str, Any], without: int | None = None) -> "
         for step in measurement["steps"]
         if step["averaging"] == "none" or (step["averaging"] == OURS and step["batch"] != without)
     ]
-    return ScalingModel.fit(
+    return adaptive.ScalingModel.fit(
         steps,
         [(size, number, seconds) for size, number, seconds in measurement["messages"][OURS]],
         measurement["gradient_bytes"],

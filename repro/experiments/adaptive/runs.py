@@ -4,11 +4,11 @@ The scales are ``[profiles]`` in ``paper.toml``, the paper's own values ``[repor
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml, reported
+from repro.experiments.design import LONG, PROCESSES, Chosen, Config, Run, paper_toml, reported
 
 PAPER = reported("adaptive")
 _DATA: dict[str, Any] = paper_toml("adaptive")
@@ -36,7 +36,6 @@ AVERAGING = ("allreduce", "all_to_all", "reduce_scatter")
 FAST = {"autocast": "bfloat16", "channels_last": True, "captured": True, "benchmark": True}
 SIMILAR = 0.10  # share by which norms of stable batch sizes may differ; the paper names none
 SATURATED = 0.01  # least share by which a cost that is not saturated falls; the paper names none
-Config = Mapping[str, Any]
 NOISE = 0.1  # standard deviation of the noise on Phantom, as a share of the full range
 _SIZES: dict[str, dict[str, list[int]]] = {  # batch sizes of trainings that keep theirs
     "figure1": {DIV2K: PAPER[DIV2K]["figure1"]},
@@ -204,31 +203,27 @@ def layerwise(profile: str, chosen: Chosen) -> list[Run]:
     return [training(profile, CIFAR, chosen, name) for name in names]
 
 
-def by_size(profile: str, chosen: Chosen, figure: str) -> list[Run]:
+def by_size(profile: str, chosen: Chosen, figure: str) -> Iterator[Run]:
     """The trainings with the batch sizes of Figure 1, 2 or 6; θ-adaptive ones for their K."""
-    runs: list[Run] = []
     for task, sizes in _SIZES[figure].items():
-        runs += [fixed(profile, task, chosen, size) for size in sizes]
+        yield from (fixed(profile, task, chosen, size) for size in sizes)
         if figure == "figure1":
             continue
-        runs.append(training(profile, task, chosen, "theta"))
+        yield training(profile, task, chosen, "theta")
         rule = PROFILES[profile][task].get("first_epochs")
         for name in ("best", "theta") if rule else ():
             run, epochs = fixed(profile, task, chosen, PAPER[task][name]["batch"]), rule["epochs"]
-            first = Run(
+            yield Run(
                 FIRST_EPOCHS,
                 run.config | {"epochs": epochs},
                 seeds=tuple(range(100, 100 + rule["seeds"])),
                 label=f"{run.label}, first {epochs} epochs",
                 extra=True,
             )
-            runs.append(first)
-    return runs
 
 
-def stable(profile: str, chosen: Chosen) -> list[Run]:
+def stable(profile: str, chosen: Chosen) -> Iterator[Run]:
     """The gradient norms of every task (section III-D), and the trainings with one batch size."""
-    norms = []
     for task in TASKS:
         sizes = _doubled(PAPER[task]["best"]["batch"], PAPER[task]["linear"]["batch"])
         config = _base(profile, task, chosen[task]) | {
@@ -238,12 +233,12 @@ def stable(profile: str, chosen: Chosen) -> list[Run]:
             "batches": 4 if profile == "smoke" else 8,
             "after": [0, 2],
         }
-        norms.append(Run("norms", config, label=task))
+        yield Run("norms", config, label=task)
     trainings = [run for figure in _SIZES for run in by_size(profile, chosen, figure)]
     # A training whose batch size changes says nothing about one size, and one that ends early
     # nothing about where it ends.
     whole = [run for run in trainings if run.experiment != FIRST_EPOCHS]
-    return norms + list(dict.fromkeys(run for run in whole if "stands_for" in run.config))
+    yield from dict.fromkeys(run for run in whole if "stands_for" in run.config)
 
 
 def parallel(profile: str, chosen: Chosen) -> list[Run]:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from repro.experiments import view
-from repro.experiments.adaptive import projection, read, runs
+from repro.experiments.adaptive import draw, projection, read, runs
 from repro.experiments.adaptive.runs import AVERAGING, CIFAR, DIV2K, NAMES, PAPER, PHANTOM
 from repro.experiments.design import Artefact
 from repro.experiments.judge import Case, Cases, Estimate, NotRun, paired_ratio
 from repro.experiments.query import Results, of_processes
+from repro.plots import HOLLOW, INK, legend_below, new_axes, styles
 
 PARTS = ("computation", "blocked", "communication")
 Measurement = Mapping[str, Any]  # of a task: its steps, messages, bytes and buckets
@@ -77,14 +78,11 @@ def table(results: Results, task: str) -> Iterator[dict[str, Any]]:
 
 def figure(results: Results, task: str) -> Any:
     """Draw speed-ups by nodes: a band comes from the other two strategies alone."""
-    from repro.experiments.adaptive import draw
-    from repro.plots import HOLLOW, INK, legend_below, new_axes
-
     measurement = measured(results).get(task)
     drawn, axes = new_axes(1, 1, 7, 4)
-    axis, fit, looks = axes[0, 0], projection.fitted_to_paper(task), draw.looks(NAMES.values())
+    axis, fit = axes[0, 0], projection.fitted_to_paper(task)
     for number, strategy in enumerate(projection.SCALED):
-        look, (at, value) = looks[NAMES[strategy]], PAPER[task]["speedups"][strategy]
+        look, (at, value) = draw.LOOKS[NAMES[strategy]], PAPER[task]["speedups"][strategy]
         fitted, colour = projection.speedups(fit, task, strategy), look["color"]
         low, high = np.sort([[*own.values()] for own in projection.held_out(task, strategy)], 0)
         # As wide as a line at least, where both say the same.
@@ -95,9 +93,7 @@ def figure(results: Results, task: str) -> Any:
         else:
             axis.axhline(value, ls="-.", color=colour, label=f"paper: {value}, nodes not given")
         if measurement:
-            gap = pace(measurement, task, strategy)
-            interval = np.exp(gap.interval()).tolist()
-            draw.point(axis, 2 * 1.05 ** (number - 1), math.exp(gap.mean), look, interval)
+            draw.point(axis, 2 * 1.05 ** (number - 1), pace(measurement, task, strategy), look)
     axis.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
     band = "predicted from the other two (held out)"
     axis.fill_between([], [], [], color=INK, alpha=0.25, lw=0, label=band)
@@ -155,8 +151,6 @@ def steps_table(results: Results) -> Iterator[dict[str, Any]]:
 
 def figure9(results: Results) -> Any:
     """Draw where the time of measured steps goes, at the largest batch size of each task."""
-    from repro.plots import legend_below, new_axes, styles
-
     tasks, colours = measured(results), styles(PARTS)
     drawn, axes = new_axes(1, max(1, len(tasks)), 3.5 * max(1, len(tasks)), 3.1)
     for axis, (task, measurement) in zip(axes[0], tasks.items(), strict=False):

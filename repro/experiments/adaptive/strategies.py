@@ -5,20 +5,21 @@ Figures 3, 4, 5 and 10 with Tables I to III; section V: LARS and, not the paper'
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from repro import adaptive
 from repro.experiments import judge
-from repro.experiments.adaptive import read, runs
+from repro.experiments.adaptive import draw, read, runs
 from repro.experiments.adaptive.batch_sizes import of_counts
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, GIVEN, NAMES, PAPER, PHANTOM
 from repro.experiments.design import Artefact
 from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun
 from repro.experiments.query import Results
+from repro.plots import HOLLOW, legend_below, log_ticks
 from repro.records import Record
 from repro.report import Summary
 
@@ -42,17 +43,15 @@ def reported_of(task: str, strategy: str) -> dict[str, Any]:
 def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """A row for each strategy of `over`, with its metric over that of the strategy named there."""
     for strategy, other in over.items():
-        records, lost = (
-            read.trained(results, task, strategy),
-            read.diverged(results, task, strategy),
-        )
+        records = read.trained(results, task, strategy)
+        lost = read.diverged(results, task, strategy)
         if not (records or lost or strategy in runs.STRATEGIES):
             continue
         stages = runs.consecutive(records[0].metrics["batch_size"]) if records else []
         metric = read.final(results, records, runs.METRIC[task])
         paper, gap = reported_of(task, strategy), None
-        with suppress(NotRun):
-            gap = None if strategy == other else compared(results, task, strategy, other)
+        if strategy != other:
+            gap = judge.or_none(compared, results, task, strategy, other)
         row = {
             "strategy": name_of(strategy),
             f"{read.HEADING[task]}, paper": read.printed(paper),
@@ -96,13 +95,10 @@ def curves(
     more: int = 0,
 ) -> Any:
     """Draw quantities by epoch, a colour for each strategy; `more` panels are left empty."""
-    from repro.experiments.adaptive import draw
-    from repro.plots import legend_below, log_ticks
-
     trained = {name_of(name): read.trained(results, task, name) for name in strategies}
     shown = {name: records for name, records in trained.items() if records}
     panels = [(task, name, label, shown) for name, label in quantities.items()]
-    looks = draw.looks(NAMES.values())
+    looks = dict(draw.LOOKS)
     for name in strategies:  # a strategy has its look in all figures, whatever the optimizer
         own, _, by = name.partition("_")
         looks[name_of(name)] = looks[NAMES[own]] | {"ls": {"": "-", "LARS": "--"}.get(by, ":")}
@@ -117,26 +113,20 @@ def curves(
 
 def figure(results: Results, task: str) -> Any:
     """Draw trainings by epoch, and final metrics by updates, the paper's on axes of their own."""
-    from repro.adaptive import updates
-    from repro.experiments.adaptive import draw
-    from repro.plots import HOLLOW, legend_below, log_ticks
-
     name = runs.METRIC[task]
     quantities = {"train_cost": "training loss"} if task == CIFAR else {}
     quantities |= {name: f"validation {read.HEADING[task]}"}
     drawn = curves(results, task, NAMES, quantities, more=2)
     papers, ours = drawn.axes[-2:]
-    looks = draw.looks(NAMES.values())
-    for strategy, label in NAMES.items():
-        look = looks[label]
+    for strategy, look in zip(NAMES, draw.LOOKS.values(), strict=True):
         if strategy not in PROPOSED[1:] and (value := reported_of(task, strategy).get("value")):
-            count = updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
+            count = adaptive.updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
             draw.point(papers, count, value, look)
         records = read.trained(results, task, strategy)
         if records and not read.diverged(results, task, strategy):
             end = judge.mean_of(read.final(results, records, name), trials="seeds")
             made = float(np.mean(read.updates_of(records)))
-            draw.point(ours, made, end.mean, look, end.interval())
+            draw.point(ours, made, end, look)
     papers.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
     papers.set_title(f"paper: {read.ROLES[task]}, {read.DATA[task]}", fontsize=9)
     ours.set_title(drawn.axes[0].get_title(), fontsize=9)

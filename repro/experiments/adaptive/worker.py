@@ -16,8 +16,7 @@ from repro import adaptive
 from repro.adaptive.averaging import Method, average, make_buckets
 from repro.adaptive.processes import LOOPBACK
 from repro.experiments.adaptive import building
-from repro.experiments.adaptive.building import Config
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.measure import describe_device
 
 TIMEOUT_S = 120.0
@@ -116,7 +115,7 @@ def _batch(job: Config, size: int, seed: int) -> tuple[torch.Tensor, torch.Tenso
 
 def _trainer(job: Config, way: str) -> adaptive.DataParallel:
     torch.manual_seed(job["seed"])
-    model = building.build_model(job, 10, "cpu").train()
+    model = building.build_model(job, 10, "cpu")
     averaging: Any = "allreduce" if way == "none" else way
     parts = model, building.loss_of(job), building.build_optimizer(job, model), averaging
     return adaptive.DataParallel(*parts, bucket_bytes=job["bucket_bytes"], timeout_s=TIMEOUT_S)

@@ -7,13 +7,14 @@ each mix?
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from repro import plots
 from repro.experiments.dualbatch import cells, real_workers, runs
 from repro.experiments.dualbatch.cells import Line
 from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, KS, PAPER, WORKERS, K, mix
@@ -22,7 +23,7 @@ from repro.experiments.query import Results
 from repro.report import Summary
 
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
-Groups = dict[str, dict[str, Line]]  # by title, then by a name of `drawing.STYLES`
+Groups = dict[str, dict[str, Line]]  # by title, then by a name of `cells.STYLES`
 Pairs = Mapping[str, tuple[tuple[str, str], tuple[str, str]]]  # by case, titles and names of lines
 
 
@@ -36,11 +37,44 @@ def table(results: Results, of: Callable[[Results], Groups], columns: str) -> li
     ]
 
 
-def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> Any:
-    """Draw gains, and where they are `over` another training curves by epoch, by group."""
-    from repro.experiments.dualbatch.drawing import draw_trainings
+def draw(results: Results, of: Callable[[Results], Groups], over: str = "") -> "plots.Figure":
+    """Draw gains, a column for each group; `over` another training with our curves by epoch."""
+    groups = of(results)
+    metrics = {"accuracy": "ours: accuracy (%)", "test_loss": "ours: test loss"} if over else {}
+    rows, columns = 1 + len(metrics), max(1, len(groups))
+    figure, axes = plots.new_axes(rows, columns, 9.8, 7.4 if over else 3.9)
+    ran = [record for lines in groups.values() for line in lines.values() for record in line[0]]
+    paper = f"paper (hollow): {cells.ROLE}, CIFAR-100"
+    figure.suptitle(f"{paper}; {cells.whose(ran)} (solid; bars: 95 % interval)", fontsize=9)
+    for (above, *below), (title, lines) in zip(axes.T, groups.items(), strict=True):
+        _draw_gains(above, results, {n: line for n, line in lines.items() if line.base})
+        above.set_title(f"{title}{f': gain over {over}' if over else ''}", fontsize=8)
+        for axis, metric in zip(below, metrics, strict=True):
+            axis.set_xlabel("epoch")
+            for name, line in lines.items():
+                curves = [record.metrics[metric] for record in line.records]
+                if curves:
+                    mean = np.mean(curves, axis=0)
+                    look = cells.STYLES[name] | {"label": name, "markevery": max(1, len(mean) // 8)}
+                    axis.plot(range(1, 1 + len(mean)), mean, **look)
+    for row, name in zip(axes, ["gain of accuracy (points)", *metrics.values()], strict=True):
+        cells.on_one_scale(row, name)
+    plots.legend_below(figure, 6)
+    return figure
 
-    return draw_trainings(results, of(results), over)
+
+def _draw_gains(axis: "plots.Axes", results: Results, lines: cells.Lines) -> None:
+    """Draw gains next to each other, the paper's hollow, ours on their 95 % intervals."""
+    axis.axhline(0, color=plots.INK, lw=1, label="_no gain")
+    gains = [cells.gain(results, line) for line in lines.values()]
+    places = np.arange(len(gains))
+    axis.plot(places - 0.14, [paper for _, paper in gains], label="paper", **plots.HOLLOW)
+    for x, name, (ours, _) in zip(places + 0.14, lines, gains, strict=True):
+        if ours is not None:
+            axis.plot([x], [ours.mean], ms=8, label="_ours", **cells.STYLES[name])
+            axis.vlines(x, *ours.interval(), color=cells.STYLES[name]["color"], lw=2)
+    axis.set_xticks(places, [name.replace(", ", ",\n") for name in lines], fontsize=7)
+    axis.margins(0.12)
 
 
 def compare(results: Results, of: Callable[[Results], Groups], pairs: Pairs) -> Cases:
@@ -216,9 +250,8 @@ UPDATES = cells.artefact(
 # Does the gain stay at rates tuned for each mix?
 
 
-def rates_table(results: Results) -> list[dict[str, Any]]:
+def rates_table(results: Results) -> Iterator[dict[str, Any]]:
     """Accuracy by mix and rate, on images held out and on test images."""
-    rows = []
     for n in runs.SEARCHED:
         tried = {
             rate: results.ok("train", setting=runs.SEARCH, n_small=n, rate=rate)
@@ -237,8 +270,7 @@ def rates_table(results: Results) -> list[dict[str, Any]]:
             for metric, images in (("held_out", "images held out"), ("accuracy", "test images")):
                 mean = Summary.of(cells.final(results, records, metric)).text()
                 row[f"accuracy on {images} (%)"] = mean
-            rows.append(row | {"n": len(records)})
-    return rows
+            yield row | {"n": len(records)}
 
 
 RATE_SEARCH = cells.artefact("rates", rows=rates_table)

@@ -1,7 +1,7 @@
 """The parts of a training: model, data, plan, schedule, step."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, repeat
@@ -10,24 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repro import models
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, dense
 from repro.dualbatch import DualBatchPlan, Share
 from repro.dualbatch.shares import Batches, resized
-from repro.experiments.captured import CapturedPasses, CapturedStep, low_precision
+from repro.experiments.captured import CapturedPasses, CapturedStep, low_precision, model_of
+from repro.experiments.design import Config
 from repro.experiments.dualbatch.runs import WORKERS
 from repro.measure import TimeModel
 from repro.training import evaluate_classifier
 
-Config = Mapping[str, Any]
 GATHERED_AT_ONCE = 2**28  # bytes of images
 STREAMED_STATISTICS = 5_000  # images of a set that stays encoded whose mean and deviation are taken
 
 
-def build_model(config: Config, num_classes: int) -> nn.Module:
+def build_model(config: Config, num_classes: int, device: str = "cpu") -> nn.Module:
     """The model with fresh weights, with dropout before its last layer (Tables 7 and 9)."""
-    options = dict(config["model"])
-    model = models.build(options.pop("name"), num_classes=num_classes, **options)
+    model = model_of(config, device, num_classes=num_classes)
     last = "fc" if hasattr(model, "fc") else "classifier"  # of torchvision, of ours
     setattr(model, last, nn.Sequential(nn.Dropout(0.0), getattr(model, last)))
     return model
@@ -138,7 +136,6 @@ def step_of(
 ) -> Callable[[], Any]:
     """A training step of a model on random images."""
     layout = torch.channels_last if config["channels_last"] else torch.contiguous_format
-    model.to(memory_format=layout)  # type: ignore[call-overload]
     images = torch.randn(batch, 3, resolution, resolution, device=device)
     images = images.contiguous(memory_format=layout)
     labels = torch.randint(config["classes"], (batch,), device=device)

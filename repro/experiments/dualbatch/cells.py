@@ -5,14 +5,14 @@ data that stand in for the paper's.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from repro import plots
 from repro.experiments import design, view
 from repro.experiments.design import Artefact
 from repro.experiments.dualbatch import runs
-from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, difference
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, difference, or_none
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -69,9 +69,8 @@ def change(results: Results, records: Records, base: Records, metric: str = "acc
 
 def gain(results: Results, line: Line) -> tuple[Estimate | None, float]:
     """The gain of a line over its base in points: ours, None if not run, and the paper's."""
-    base, ours = line.base or line, None
-    with suppress(NotRun):
-        ours = change(results, line.records, base.records)
+    base = line.base or line
+    ours = or_none(change, results, line.records, base.records)
     return ours, line.paper["accuracy"] - base.paper["accuracy"]
 
 
@@ -144,3 +143,25 @@ def _with_colons(numbers: Callable[[Results], Cases]) -> Callable[[Results], Cas
         name: replace(case, label=f"{case.label or name}:") if isinstance(case, Estimate) else case
         for name, case in numbers(results).items()
     }
+
+
+# Figures: the same workers look the same in all.
+
+STYLES: dict[str, dict[str, Any]] = plots.styles(map(runs.mix, range(runs.WORKERS + 1)))
+STYLES |= plots.styles(runs.FACTORS.values())  # in no figure with those
+STYLES |= {
+    "small batches": STYLES[runs.mix(runs.WORKERS)],
+    "large batches": STYLES[runs.mix(0)],
+    "dual batches": STYLES[runs.mix(runs.HALF)],
+    "training loss": {"color": plots.INK, "marker": "o"},
+    "test loss": {"color": plots.WITHOUT, "marker": "s"},
+}
+
+
+def on_one_scale(axes: Sequence["plots.Axes"], label: str) -> None:
+    """Give panels of one quantity the same y axis, so that they compare."""
+    axes[0].set_ylabel(label)
+    for axis in axes[1:]:
+        axis.sharey(axes[0])
+        axis.tick_params(labelleft=False)
+        axis.autoscale_view()

@@ -1,13 +1,14 @@
 """Does a smaller batch end in a flatter minimum? (sections 2.1 and 2.2, Figure 1)"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from repro.experiments.dualbatch.cells import artefact, whose
+from repro import plots
+from repro.experiments.dualbatch.cells import STYLES, artefact, on_one_scale, whose
 from repro.experiments.dualbatch.runs import KINDS, PERTURBED, PLACES, WORST
 from repro.experiments.judge import Cases, Estimate, cases, difference
 from repro.experiments.query import Results
@@ -43,20 +44,34 @@ COLUMNS: dict[str, tuple[Read, int]] = {  # with digits
 }
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """The ends of trainings with small, large and dual batches, and the loss around them."""
-    rows = []
     for kind, name in KINDS.items():
         records = results.ok("flatness", batches=kind)
         ends = {key: Summary.of(map(read, records)).text(n) for key, (read, n) in COLUMNS.items()}
-        rows.append({"trained with": name, **ends, "n": len(records)})
-    return rows
+        yield {"trained with": name, **ends, "n": len(records)}
+
+
+def draw_means(
+    panels: Mapping[str, Mapping[str, Mapping[Any, Sequence[float]]]], xlabel: str, ylabel: str
+) -> "plots.Figure":
+    """Draw values by panel, line (of `STYLES`) and position: means with one standard deviation."""
+    figure, axes = plots.new_axes(1, len(panels), 9.6, 3.6)
+    for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
+        for line, values in lines.items():
+            points = [(x, Summary.of(cell)) for x, cell in values.items() if cell]
+            if points:
+                rows = [(x, cell.mean, np.nan_to_num(cell.std)) for x, cell in points]
+                axis.errorbar(*zip(*rows, strict=True), ms=5, label=line, **STYLES[line])
+        axis.set_title(title, fontsize=8)
+        axis.set_xlabel(xlabel)
+    on_one_scale(axes[0], ylabel)
+    plots.legend_below(figure, 4)
+    return figure
 
 
 def draw(results: Results) -> Any:
     """Draw the rise of the training loss by the length of random perturbations."""
-    from repro.experiments.dualbatch.drawing import draw_means
-
     rises = {}
     for kind, name in KINDS.items():
         records = results.ok("flatness", batches=kind)
@@ -93,8 +108,6 @@ FLATNESS = artefact(
 
 def figure1(results: Results) -> Any:
     """Draw training and test loss along one random direction through each end."""
-    from repro.experiments.dualbatch.drawing import draw_means
-
     panels = {}
     for kind, name in KINDS.items():
         records = results.ok("flatness", batches=kind)

@@ -12,8 +12,8 @@ import torch
 from repro import measure
 from repro.datasets import EpochTimes
 from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Stage, SubStage
-from repro.experiments.design import Outcome
-from repro.experiments.dualbatch.building import Config, build_model, step_of
+from repro.experiments.design import Config, Outcome
+from repro.experiments.dualbatch.building import build_model, step_of
 from repro.experiments.dualbatch.runs import PAPER, PARTS, STEPS_IN_A_ROW, WORKERS
 from repro.experiments.dualbatch.training import plan_row
 
@@ -152,7 +152,7 @@ def _pass(
     config: Config, resolution: int, batch: int, samples: int, device: str
 ) -> Callable[[], None]:
     """A pass over so many samples, with the last batch as short as it is."""
-    model = build_model(config, config["classes"]).to(device).train()
+    model = build_model(config, config["classes"], device)
     full, rest = divmod(samples, batch)
     steps = [step_of(config, model, resolution, batch, device)] * full if full else []
     steps += [step_of(config, model, resolution, rest, device)] if rest else []
@@ -188,9 +188,8 @@ def _shares(config: Config, fit: Mapping[str, Any], device: str) -> list[dict[st
     return rows
 
 
-def published(config: Config, seed: int, data: EpochTimes | None, device: str) -> Outcome:
+def published(config: Config, seed: int, data: EpochTimes, device: str) -> Outcome:
     """Fit the time model to the authors' raw measurements (Figures 3 and 4)."""
-    assert data is not None
     batches = sorted({row["batch"] for row in PAPER["table4"]["rows"]})
     allowed = PAPER["claims"]["time_error"] / 100
     fits = {}
@@ -223,8 +222,8 @@ def published(config: Config, seed: int, data: EpochTimes | None, device: str) -
 def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Fit the memory model and find the largest batch under a limit (Figure 13)."""
     torch.manual_seed(seed)
-    sizes = config["batch_sizes"]
-    peaks = measure.comparable_peaks([_measured(config, n, device) for n in sizes])
+    sizes, meter = config["batch_sizes"], partial(measure.MemoryMeter, device)
+    peaks = measure.comparable_peaks([_two_steps(config, n, device, meter) for n in sizes])
     fit = measure.LinearMemoryModel.fit(sizes, peaks)
     limit = config["limit_bytes"] or int(config["limit_over_largest_probe"] * peaks[-1])
     predicted = fit.largest_batch(limit)
@@ -241,7 +240,9 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
             "limit_bytes": limit,
             "predicted_max": predicted,
             "measured_max": measured,
-            "beyond": [[n, _measured(config, n, device).peak_reserved_bytes] for n in beyond],
+            "beyond": [
+                [n, _two_steps(config, n, device, meter).peak_reserved_bytes] for n in beyond
+            ],
         },
         peak_bytes=peaks[-1],
     )
@@ -249,16 +250,12 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
 
 def _two_steps(config: Config, batch: int, device: str, watched: Callable[..., Any]) -> Any:
     """Take two steps within a context of the model: in the first the optimizer makes its state."""
-    model = build_model(config, config["classes"]).to(device).train()
+    model = build_model(config, config["classes"], device)
     step = step_of(config, model, config["resolution"], batch, device)
     with watched(model) as meter:
         step()
         step()
     return meter
-
-
-def _measured(config: Config, batch: int, device: str) -> measure.MemoryMeter:
-    return _two_steps(config, batch, device, partial(measure.MemoryMeter, device))
 
 
 def _fits(config: Config, batch: int, limit: int, device: str) -> bool:

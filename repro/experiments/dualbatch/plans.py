@@ -1,6 +1,6 @@
 """Do the equations give the paper's plans and schedules? Tables 1, 2, 6, 7 and 9: all solved."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -89,11 +89,10 @@ TABLE2, TABLE6 = (_solved_table(table, sizes_table) for table in ("table2", "tab
 # Tables 7 and 9: the schedules.
 
 
-def schedule(results: Results, table: str) -> list[dict[str, Any]]:
+def schedule(results: Results, table: str) -> Iterator[dict[str, Any]]:
     """The hybrid scheme's spans of epochs with the same settings, the paper's with ours."""
     part = PAPER["table6"]["cifar" if table == "table7" else "imagenet"]
     spans = [row for row in _solved(results, table=table) if row["scheme"] == "hybrid"]
-    rows = []
     for row, paper in zip(spans, PAPER[table]["epochs"], strict=True) if spans else ():
         index = row["sub_stage"] - 1
         cells = {name: row[name] for name in ("stage", "lr", "resolution", "dropout")} | {
@@ -102,8 +101,7 @@ def schedule(results: Results, table: str) -> list[dict[str, Any]]:
             "B_S, B_L, paper": [part["small_batches"][0][index], part["large_batches"][index]],
             "B_S, B_L": [row["small_batch"], row["large_batch"]],
         }
-        rows.append({name: _cell(value) for name, value in cells.items()})
-    return rows
+        yield {name: _cell(value) for name, value in cells.items()}
 
 
 TABLE7, TABLE9 = (_solved_table(table, schedule) for table in ("table7", "table9"))
@@ -111,9 +109,8 @@ TABLE7, TABLE9 = (_solved_table(table, schedule) for table in ("table7", "table9
 # Table 1: the three schemes, in symbols.
 
 
-def table1(results: Results) -> list[dict[str, Any]]:
+def table1(results: Results) -> Iterator[dict[str, Any]]:
     """The settings of every sub-stage: the paper's symbols and our schedule's numbers."""
-    rows = []
     for row in _solved(results, "schemes"):
         cells = {"scheme": row["scheme"], "epochs": f"{row['first']}-{row['last']}"}
         for name, symbols in PAPER["table1"]["rows"][row["scheme"]].items():
@@ -121,8 +118,7 @@ def table1(results: Results) -> list[dict[str, Any]]:
             each = len(symbols) // PAPER["table1"]["stages"]
             symbol = symbols[(row["stage"] - 1) * each + (row["sub_stage"] - 1) * (each > 1)]
             cells |= {f"{name}, paper": symbol, name: _cell(row[name])}
-        rows.append(cells)
-    return rows
+        yield cells
 
 
 TABLE1 = artefact("table1", rows=table1)

@@ -6,7 +6,7 @@ them is trained, and two real workers time epochs (Tables 8 and 10, sections 3.2
 
 import math
 import statistics
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from repro.experiments import judge
 from repro.experiments.dualbatch import cells
 from repro.experiments.dualbatch.runs import CIFAR, HALF, KS, OWN, PAPER, K
-from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases
+from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, or_none
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import Summary
@@ -102,23 +102,19 @@ def cycled(results: Results, role: str) -> Estimate:
 # A plan for times measured here.
 
 
-def own_plan_table(results: Results) -> list[dict[str, Any]]:
+def own_plan_table(results: Results) -> Iterator[dict[str, Any]]:
     """The trainings by the paper's and by our own a and b, and the epochs of real workers."""
     paper = PAPER["table5"]
     base = cells.Line(cells.section51(results, 1.0, 0), paper["baseline"])
     (row_5,) = (row for row in paper["rows"] if (row["k"], row["n_small"]) == (K[1], HALF))
     trained = {"the paper's": cells.section51(results, K[1], HALF), "our own": _planned(results)}
-    rows: list[dict[str, Any]] = [
-        {"plan": f"trained, by {whose} times", "k": K[1]}
-        | cells.outcome(results, cells.Line(records, row_5, base))
-        for whose, records in trained.items()
-    ]
-    with suppress(NotRun):
-        for kind in kinds_of(results, OWN):
-            row = {"plan": f"two real workers, {kind['resolution']} px", "k": kind["k"]}
-            row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
-            rows.append(row | {"wall of an epoch (s)": Summary.of(kind["seconds"]).text(3)})
-    return rows
+    for whose, records in trained.items():
+        row = {"plan": f"trained, by {whose} times", "k": K[1]}
+        yield row | cells.outcome(results, cells.Line(records, row_5, base))
+    for kind in or_none(kinds_of, results, OWN) or ():
+        row = {"plan": f"two real workers, {kind['resolution']} px", "k": kind["k"]}
+        row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
+        yield row | {"wall of an epoch (s)": Summary.of(kind["seconds"]).text(3)}
 
 
 def _planned(results: Results) -> list[Record]:

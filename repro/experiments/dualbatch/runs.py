@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -175,16 +175,15 @@ def _solved(table: str) -> list[Run]:
     return [Run("solve", {"table": table, "inferred": PAPER["inferred"]}, (0,), label=table)]
 
 
-def table5(profile: str, chosen: Chosen) -> list[Run]:
+def table5(profile: str, chosen: Chosen) -> Iterator[Run]:
     """The baseline and trainings by k and mix, some again with momentum kept."""
-    runs = [section51(profile, chosen, 1.0, 0)]
-    runs += [section51(profile, chosen, k, n) for k in K for n in range(1, WORKERS + 1)]
+    yield section51(profile, chosen, 1.0, 0)
+    yield from (section51(profile, chosen, k, n) for k in K for n in range(1, WORKERS + 1))
     again = PROFILES[profile].get("kept", {"n_small": ()})
     seeds = tuple(again["seeds"]) if "seeds" in again else None
     for n in again["n_small"]:
         run = section51(profile, chosen, K[1], n, setting=KEPT, optimizer_state="kept")
-        runs.append(replace(run, seeds=seeds, label=f"{run.label}, momentum kept"))
-    return runs
+        yield replace(run, seeds=seeds, label=f"{run.label}, momentum kept")
 
 
 def rates_of(profile: str, n_small: int) -> tuple[float, ...]:
@@ -192,9 +191,9 @@ def rates_of(profile: str, n_small: int) -> tuple[float, ...]:
     return (*RATES, 8.0) if (profile, n_small) == (LONG, 0) else RATES
 
 
-def _rates(profile: str, chosen: Chosen) -> list[Run]:
+def _rates(profile: str, chosen: Chosen) -> Iterator[Run]:
     """Trainings by rate at three mixes, with images held out."""
-    found, seeds = [], (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
+    seeds = (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
     for n in SEARCHED:
         config = _compared(profile, section51(profile, chosen, K[1], n))
         samples = config["sub_stages"][0]["plan"]["samples"]
@@ -202,8 +201,7 @@ def _rates(profile: str, chosen: Chosen) -> list[Run]:
         for rate in rates_of(profile, n):
             stages = [[epochs, lr * rate] for epochs, lr in config["stages"]]
             own = {"setting": SEARCH, "rate": rate, "stages": stages, "held_out": True}
-            found.append(Run("train", config | own, seeds, label=f"{mix(n)}, rate ×{rate:g}"))
-    return found
+            yield Run("train", config | own, seeds, label=f"{mix(n)}, rate ×{rate:g}")
 
 
 def step_times(profile: str) -> Run:
@@ -247,17 +245,17 @@ def synchronised(profile: str, chosen: Chosen, sync: str, merge: str) -> Run:
     return Run("synchronise", config, seeds, label=f"{sync}, {merge}")
 
 
-def _synchronisation(profile: str, chosen: Chosen) -> list[Run]:
+def _synchronisation(profile: str, chosen: Chosen) -> Iterator[Run]:
     """A training by every synchronisation and merge rule, some with a slow worker; real workers."""
-    runs = [synchronised(profile, chosen, *way) for way in SYNCS]
+    yield from (synchronised(profile, chosen, *way) for way in SYNCS)
     # Who is ahead of whom is no matter of size: long shows quick's.
     own = "quick" if profile == LONG else profile
     for sync, bound in STRAGGLING if "straggler_stages" in PROFILES[own] else ():
         run = synchronised(own, chosen, sync, RULES[0])
         config = _with_epochs(run.config, PROFILES[own]["straggler_stages"])
         config |= {"staleness": bound, "straggler": STRAGGLER}
-        runs.append(replace(run, config=config, label=f"{sync}, s = {bound}, a straggler"))
-    return [*runs, wall(profile)]
+        yield replace(run, config=config, label=f"{sync}, s = {bound}, a straggler")
+    yield wall(profile)
 
 
 def engines(profile: str, chosen: Chosen) -> list[Run]:
@@ -271,10 +269,9 @@ def engines(profile: str, chosen: Chosen) -> list[Run]:
     ]
 
 
-def flatness(profile: str, chosen: Chosen) -> list[Run]:
+def flatness(profile: str, chosen: Chosen) -> Iterator[Run]:
     """A training with small, large and dual batches, by one schedule and without warm-up."""
     (row,) = [r for r in PAPER["table2"]["rows"] if (r["k"], r["n_small"]) == (K[1], HALF)]
-    trainings = []
     at = {"sizes": list(PERTURBED), "worst_size": WORST, "places": list(PLACES)}
     for kind, label in KINDS.items():
         run = section51(profile, chosen, K[1], HALF if kind == "dual" else 0)
@@ -285,8 +282,7 @@ def flatness(profile: str, chosen: Chosen) -> list[Run]:
             config = _replanned(config, large_batch=small)
         config |= {"batches": kind, "warmup_epochs": 0, **PROFILES[profile]["flatness"], **at}
         seeds = (0, 1) if profile == "quick" else None
-        trainings.append(Run("flatness", config, seeds, label=label))
-    return trainings
+        yield Run("flatness", config, seeds, label=label)
 
 
 def own_plan(profile: str, chosen: Chosen) -> list[Run]:
@@ -321,7 +317,7 @@ def wall(profile: str) -> Run:
     return Run("wall", config, seeds=(0,), label="two real workers")
 
 
-RUNS: dict[str, Callable[[str, Chosen], list[Run]]] = {
+RUNS: dict[str, Callable[[str, Chosen], Iterable[Run]]] = {
     "figure1": flatness,
     "figure2": lambda profile, chosen: [synchronised(profile, chosen, *way) for way in SHOWN],
     "figure3": lambda profile, chosen: [step_times(profile), *_published(chosen)],

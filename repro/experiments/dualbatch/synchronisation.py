@@ -5,15 +5,16 @@ the simulation train the same?
 """
 
 import math
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from repro import plots
 from repro.experiments.dualbatch import cells, runs
 from repro.experiments.dualbatch.real_workers import rounds
-from repro.experiments.judge import Cases, Estimate, NotRun, cases, ratio
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, or_none, ratio
 from repro.experiments.query import Results
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -28,14 +29,13 @@ def _of(results: Results, sync: str, merge: str, **config: Any) -> list[Record]:
     return results.ok("synchronise", **given)
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """Accuracy and staleness by synchronisation and merge rule, and times of real workers."""
     ran = [(_name(sync), rule, _of(results, sync, rule)) for sync, rule in runs.SYNCS]
     rule, factor = runs.RULES[0], runs.STRAGGLER
     for sync, bound in runs.STRAGGLING:
         slow = f"{_name(sync, bound)}, one worker takes {factor:g} times as long"
         ran.append((slow, rule, _of(results, sync, rule, staleness=bound, straggler=factor)))
-    rows: list[dict[str, Any]] = []
     for name, merge, records in ran:
         if records:
             loss = Summary.of(cells.final(results, records, "test_loss"))
@@ -43,12 +43,10 @@ def table(results: Results) -> list[dict[str, Any]]:
             staleness = np.mean([record.metrics["staleness"] for record in records])
             row = {"synchronisation": name, "merge": merge, "accuracy (%)": accuracy}
             row["loss"] = loss.text(3) if math.isfinite(loss.mean) else "not finite"
-            rows.append(row | {"n": len(records), "staleness, mean": f"{staleness:.2f}"})
-    with suppress(NotRun):
-        for sync, seconds in rounds(results).items():
-            name = f"{_name(sync)}, two real workers, a round of epochs"
-            rows.append({"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)})
-    return rows
+            yield row | {"n": len(records), "staleness, mean": f"{staleness:.2f}"}
+    for sync, seconds in (or_none(rounds, results) or {}).items():
+        name = f"{_name(sync)}, two real workers, a round of epochs"
+        yield {"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)}
 
 
 def asp_faster(results: Results) -> Cases:
@@ -92,9 +90,7 @@ SYNCHRONISATION = cells.artefact("synchronisation", rows=table, claims=CLAIMS)
 
 def figure2(results: Results) -> Any:
     """Draw the first shares of every worker, from pull to push, under each synchronisation."""
-    from repro.experiments.dualbatch import drawing
-
-    figure, axes = drawing.plots.new_axes(len(runs.SHOWN), 1, 9.6, 5)
+    figure, axes = plots.new_axes(len(runs.SHOWN), 1, 9.6, 5)
     for axis, (sync, rule) in zip(axes[:, 0], runs.SHOWN, strict=True):
         records = _of(results, sync, rule)
         axis.set_title(f"{_name(sync)}: workers SIMULATED; {cells.whose(records)}", fontsize=8)
@@ -107,12 +103,12 @@ def figure2(results: Results) -> Any:
             for n in range(3 * runs.WORKERS):  # three epochs
                 size = "small" if worker[n] < runs.HALF else "large"
                 span = made[pulled[n]], pushed[n] - made[pulled[n]]
-                look = {"color": drawing.STYLES[f"{size} batches"]["color"], "ec": "white"}
+                look = {"color": cells.STYLES[f"{size} batches"]["color"], "ec": "white"}
                 label = f"a share of a {size}-batch worker, from pull to push"
                 axis.broken_barh([span], (worker[n] - 0.3, 0.6), label=label, **look)
         axis.sharex(axes[0, 0])
         axis.label_outer()
-    drawing.plots.legend_below(figure, 2)
+    plots.legend_below(figure, 2)
     return figure
 
 

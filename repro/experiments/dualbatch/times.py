@@ -4,13 +4,14 @@ Figures 3, 4 and 13, and Table 4.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from repro import plots
 from repro.experiments.dualbatch.cells import ROLE, artefact, by_process, by_seed, whose
 from repro.experiments.dualbatch.runs import CIFAR, KS, PAPER, PARTS, STEPS_IN_A_ROW
 from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
@@ -66,9 +67,8 @@ def _on(fit: Mapping[str, Any], sizes: Sequence[int]) -> list[float]:
     return [fit["a"] * n + fit["b"] for n in sizes]
 
 
-def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
+def line_table(results: Results, epochs: bool) -> Iterator[dict[str, Any]]:
     """The fitted lines, and how far times of batches, or of epochs, are from their predictions."""
-    rows = []
     inferred = {"gives the paper's Table 2": Line("", PAPER["inferred"], (), (), ())}
     for where, line in (inferred | lines_of(results, epochs)).items():
         a, b = line.fit["a"], line.fit["b"]
@@ -79,14 +79,11 @@ def line_table(results: Results, epochs: bool) -> list[dict[str, Any]]:
             errors = np.abs(np.array(line.measured) / np.array(line.predicted) - 1)
             largest = line.fit.get("largest_error", errors.max())  # the authors', of all sizes
             row["error, largest"] = f"{100 * largest:.1f} %"
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _draw(lines: Iterable[Line], predicted: str, ylabel: str, limits: Sequence[float] = ()) -> Any:
     """Draw measured points and lines against the batch size; the paper's hollow and dashed."""
-    from repro import plots
-
     panels = list(lines)
     columns = max(1, len(panels))  # an empty one where nothing was measured
     figure, axes = plots.new_axes(1, columns, 2.6 * columns, 3.2)
@@ -244,19 +241,17 @@ def _shares(record: Record) -> list[dict[str, Any]]:
     return list(once.values())
 
 
-def table4(results: Results) -> list[dict[str, Any]]:
+def table4(results: Results) -> Iterator[dict[str, Any]]:
     """The time of a worker's share, measured and predicted."""
     shares = [(f"paper, {AUTHORS}", "", row) for row in PAPER["table4"]["rows"]]
     # Processes solve plans of their own, whose medians would be nobody's: the first one's.
     for record in _timed(results)[:1]:
         shares += [(f"here, {row['kind']}", "_s", row) for row in _shares(record)]
-    rows = []
     for where, end, row in shares:
         measured, predicted = row[f"measured{end}"], row[f"predicted{end}"]
         cells = {"where": where, "k": row["k"], "batch": row["batch"], "samples": row["samples"]}
         cells |= {"measured (s)": f"{measured:.4g}", "predicted (s)": f"{predicted:.4g}"}
-        rows.append(cells | {"error": f"{100 * (measured / predicted - 1):+.1f} %"})
-    return rows
+        yield cells | {"error": f"{100 * (measured / predicted - 1):+.1f} %"}
 
 
 def shares_predicted(results: Results) -> Cases:
@@ -283,9 +278,8 @@ TABLE4 = artefact("table4", rows=table4, claims={"shares_predicted": shares_pred
 # Figure 13: memory.
 
 
-def memory_table(results: Results) -> list[dict[str, Any]]:
+def memory_table(results: Results) -> Iterator[dict[str, Any]]:
     """The largest batch sizes under a limit, predicted and found."""
-    rows = []
     for role, part in PARTS.items():
         paper, row = PAPER["figure13"][part], {"data": role}
         row["largest, paper's prediction"] = f"{paper['predicted_max']:,}"
@@ -295,8 +289,7 @@ def memory_table(results: Results) -> list[dict[str, Any]]:
             row["limit (MiB)"] = f"{record.metrics['limit_bytes'] / MIB:,.0f}"
             row |= {"largest, predicted": f"{predicted:,}", "largest, measured": f"{most:,}"}
             row["error"] = f"{100 * (predicted / most - 1):+.1f} %"
-        rows.append(row)
-    return rows
+        yield row
 
 
 def draw_memory(results: Results) -> Any:

@@ -16,16 +16,16 @@ from repro import dualbatch
 from repro.datasets import ImageData
 from repro.dualbatch import DualBatchPlan, DualBatchResult
 from repro.dualbatch.checks import ClusterError
-from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
+from repro.experiments.design import RAY_ADDRESS, Config, Outcome, cluster_error
 from repro.experiments.dualbatch import building
-from repro.experiments.dualbatch.building import Config, TrainingData, build_model, plan_of
+from repro.experiments.dualbatch.building import TrainingData, build_model, plan_of
 from repro.measure import Timing
 
 Batch = tuple[Tensor, Tensor]
 _AT_ONCE = 500  # images in a forward pass that keeps nothing
 
 
-def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train (Tables 3, 5, 8, 10); with ``verify`` again locally, in the same order of commits."""
     result, _, again = _trained(config, seed, data, device)
     outcome, same = _outcome(config, result), None
@@ -43,7 +43,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     return outcome
 
 
-def synchronise(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def synchronise(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train with ``sync``, ``staleness`` and ``merge`` of the configuration, and keep the log."""
     result, _, _ = _trained(config, seed, data, device)
     outcome = _outcome(config, result)
@@ -56,10 +56,9 @@ def synchronise(config: Config, seed: int, data: ImageData | None, device: str) 
 
 
 def _trained(
-    config: Config, seed: int, data: ImageData | None, device: str
+    config: Config, seed: int, data: ImageData, device: str
 ) -> tuple[DualBatchResult, TrainingData, Callable[..., DualBatchResult]]:
     """Train; the function trains the same again, locally and without tests."""
-    assert data is not None
     images = TrainingData(config, data, device)
     stages = [dualbatch.Stage(int(epochs), lr) for epochs, lr in config["stages"]]
     subs = [
@@ -112,14 +111,14 @@ def plan_row(plan: DualBatchPlan, resolution: int | None) -> dict[str, Any]:
     return {"resolution": resolution, **sizes, "factor": plan.update_factor}
 
 
-def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def flatness(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train on the local engine; then measure gradients and losses around the last weights.
 
     Gradients are of mini-batches drawn with replacement, without augmentation, normalised by their
     own statistics as in training. Losses are of the model as it is tested, in single precision.
     """
     result, images, _ = _trained(config, seed, data, device)
-    model = build_model(config, data.num_classes).to(device)  # type: ignore[union-attr]
+    model = build_model(config, data.num_classes, device)
     model.load_state_dict(result.state)
     model.eval()
     shown: dict[str, Batch] = {}

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from repro import plots
 from repro.dualbatch import DualBatchPlan
-from repro.experiments.dualbatch.drawing import STYLES
+from repro.experiments.dualbatch.cells import STYLES
 from repro.experiments.dualbatch.runs import PAPER, WORKERS
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.query import Results

@@ -16,8 +16,8 @@ from repro import dualbatch
 from repro.datasets import ImageData
 from repro.dualbatch import DualBatchPlan, train_dual_batch
 from repro.dualbatch.shares import Batches
-from repro.experiments.design import RAY_ADDRESS, Outcome, cluster_error
-from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of
+from repro.experiments.design import RAY_ADDRESS, Config, Outcome, cluster_error
+from repro.experiments.dualbatch.building import build_model, compute_of, plan_of
 from repro.experiments.dualbatch.measuring import fitted
 from repro.experiments.dualbatch.training import train
 from repro.measure import TimeModel, Timing, accelerator
@@ -27,9 +27,8 @@ TWO = 2  # workers with a core or an accelerator each
 RATE = 0.01  # of trainings on random numbers, whose times alone count
 
 
-def train_own_plan(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def train_own_plan(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train by the plan for steps timed here; where there is none, the reason is the result."""
-    assert data is not None
     torch.manual_seed(seed)
     setting = {**config, **config["measured"], "classes": data.num_classes}
     measured, timings = _line(setting, setting["resolution"], device)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from repro.experiments import design
-from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference
+from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, or_none
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PUBLISHED, ROLES, task_of
 from repro.experiments.query import Results
 from repro.experiments.view import panel, stand_ins
@@ -62,13 +62,10 @@ def same_result(results: Results, roles: Sequence[str]) -> Cases:
     return cases(roles, lambda role: gap(results, *(initial(results, role, w) for w in WAYS[::-1])))
 
 
-def told(number: Callable[[], object]) -> str | None:
+def told(number: Callable[..., Estimate], *arguments: Any) -> str | None:
     """Return a number as text without a unit; None where it cannot be had."""
-    try:
-        found = number()
-    except NotRun:
-        return None
-    return str(replace(found, unit="") if isinstance(found, Estimate) else found)
+    found = or_none(number, *arguments)
+    return None if found is None else str(replace(found, unit=""))
 
 
 def check(

@@ -4,7 +4,7 @@ At the initial mini-batch both can be run. BatchNorm sees micro-batches; paired 
 another normalisation show its effect. Does the loss have to be normalised?
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from repro import plots
 from repro.experiments import judge
-from repro.experiments.design import Chosen, Run
 from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun, cases
 from repro.experiments.mbs import cells, runs
 from repro.experiments.mbs.cells import WAYS
@@ -22,25 +22,6 @@ from repro.records import Record
 from repro.report import mean_std
 
 CURVES = {"training loss": "train_loss", "test accuracy (%)": "accuracy"}
-Trained = Mapping[str, Sequence[Mapping[str, Any]]]  # by label, the metrics of each seed
-
-
-def _draw(panels: Mapping[str, Trained]) -> Any:
-    """Draw training loss and accuracy per epoch."""
-    from repro import plots
-
-    curves = {
-        title: {
-            quantity: {label: [seed[name] for seed in seeds] for label, seeds in trained.items()}
-            for quantity, name in CURVES.items()
-        }
-        for title, trained in panels.items()
-    }
-    return plots.learning_curves(curves, plots.styles(next(iter(panels.values()))))
-
-
-def _runs(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
-    return [run for role in roles for run in runs.initial_pair(profile, role, chosen)]
 
 
 def table(results: Results, roles: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -63,14 +44,13 @@ def _ran(results: Results, role: str, way: str) -> list[Record]:
 
 def figure3(results: Results) -> Any:
     """Training loss and accuracy per epoch, without and with MBS."""
-    return _draw(
-        {
-            cells.whose(role, results.select("train", role=role)): {
-                f"{way} MBS": [r.metrics for r in _ran(results, role, way)] for way in WAYS
-            }
-            for role in runs.CLASSIFIERS
+    panels = {
+        cells.whose(role, results.select("train", role=role)): {
+            f"{way} MBS": [r.metrics for r in _ran(results, role, way)] for way in WAYS
         }
-    )
+        for role in runs.CLASSIFIERS
+    }
+    return plots.learning_curves(panels, CURVES)
 
 
 def same_curves(results: Results) -> Cases:
@@ -94,13 +74,13 @@ def same_curves(results: Results) -> Cases:
 
 TABLE3 = cells.artefact(
     "table3",
-    plan=partial(_runs, roles=["U-Net"]),
+    plan=partial(runs.initial_pairs, roles=["U-Net"]),
     rows=partial(table, roles=["U-Net"]),
     claims={"same_result": partial(cells.same_result, roles=["U-Net"])},
 )
 FIGURE3 = cells.artefact(
     "figure3",
-    plan=partial(_runs, roles=runs.CLASSIFIERS),
+    plan=partial(runs.initial_pairs, roles=runs.CLASSIFIERS),
     rows=partial(table, roles=runs.CLASSIFIERS),
     draw=figure3,
     claims={"same_curves": same_curves},
@@ -128,7 +108,7 @@ def paired_table(results: Results) -> Iterator[dict[str, Any]]:
         yield {
             "normalisation": name,
             "weights apart, at most": f"{max(apart):.1e}" if apart else None,
-            "with less without (points)": cells.told(partial(_paired_gap, results, norm, dtype)),
+            "with less without (points)": cells.told(_paired_gap, results, norm, dtype),
             "n": len(records),
         }
 
@@ -136,15 +116,14 @@ def paired_table(results: Results) -> Iterator[dict[str, Any]]:
 def paired_figure(results: Results) -> Any:
     """Training loss and accuracy of paired trainings, with BatchNorm and without."""
     pairs = {norm: results.ok("twins", norm=norm, dtype="float32") for norm in ("batch", "group")}
-    return _draw(
-        {
-            f"{cells.whose(PAIRED, records)}; {runs.NORMS[norm, 'float32']}": {
-                f"{way} MBS": [{n: r.metrics[n][way] for n in CURVES.values()} for r in records]
-                for way in WAYS
-            }
-            for norm, records in pairs.items()
+    panels = {
+        f"{cells.whose(PAIRED, records)}; {runs.NORMS[norm, 'float32']}": {
+            f"{way} MBS": [{n: r.metrics[n][way] for n in CURVES.values()} for r in records]
+            for way in WAYS
         }
-    )
+        for norm, records in pairs.items()
+    }
+    return plots.learning_curves(panels, CURVES)
 
 
 BATCHNORM = cells.artefact(
@@ -198,7 +177,8 @@ def trainings_figure(results: Results) -> Any:
         name: [r.metrics for r in results.ok("normalised", normalization=way)]
         for way, name in NORMALISED.items()
     }
-    return _draw({cells.whose(MEAN_LOSS, results.select("normalised")): trained})
+    title = cells.whose(MEAN_LOSS, results.select("normalised"))
+    return plots.learning_curves({title: trained}, CURVES)
 
 
 def closer(results: Results) -> Cases:

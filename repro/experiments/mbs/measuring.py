@@ -17,8 +17,8 @@ from torch import Tensor
 
 from repro.datasets import Ahead, ImageData, TensorLoader
 from repro.datasets.decoding import opened, resized_pixels
-from repro.experiments.design import Outcome
-from repro.experiments.mbs.training import Batch, Config, Task
+from repro.experiments.design import Config, Outcome
+from repro.experiments.mbs.training import Batch, Task
 from repro.mbs import MicroBatchStreamer
 from repro.measure import (
     LinearMemoryModel,

@@ -1,8 +1,6 @@
 """What fits, and is more than that worth having? (Tables 1, 2, 4 and 5)"""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -10,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from repro import plots
 from repro.experiments import judge
 from repro.experiments.design import Artefact
-from repro.experiments.judge import Cases, Estimate, NotRun, cases, paired_ratio
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, or_none, paired_ratio
 from repro.experiments.mbs import cells, runs
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PAPER, ROLES, paper_rows
 from repro.experiments.query import Results, one_machine
@@ -256,13 +255,13 @@ def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
         role, size, streamed = row["model"], row["mini_batch"], way == "with"
         micro = row["micro_batch"] if streamed else None
         records = cells.trainings(results, role, size, streamed)
-        values, seconds = cells.best(results, records), None
+        values = cells.best(results, records)
         if not records:  # perhaps a step alone was tried
             records = results.select("step", role=role, mini_batch=size, micro_batch=micro)
-        with suppress(NotRun):  # of several machines
-            seconds = epoch_seconds(results, role).get((size, streamed))
+        # None of several machines.
+        seconds = (or_none(epoch_seconds, results, role) or {}).get((size, streamed))
         gained, longer = (
-            cells.told(partial(number, results, f"{role}, {size}")) if streamed else None
+            cells.told(number, results, f"{role}, {size}") if streamed else None
             for number in (gain, epoch_ratio)
         )
         yield {
@@ -281,8 +280,6 @@ def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
 
 def figure_4_5(results: Results, name: str) -> Any:
     """Gain and time over the undivided initial mini-batch, the paper's and ours."""
-    from repro import plots
-
     unit = "IoU" if name == "table5" else "accuracy"
     better, longer = f"gain in test {unit} (points)", "time of an epoch (ratio)"
     panels, refused = {}, {}
@@ -294,8 +291,12 @@ def figure_4_5(results: Results, name: str) -> Any:
         times = {row["mini_batch"]: row["time_with"][0] / undivided_s for row in rows}
         panels[title] = {
             quantity: {
-                "paper": [(size, value, math.nan, math.nan) for size, value in paper.items()],
-                "ours": list(_bounds(partial(number, results), role, paper)),
+                "paper": [(size, value, None) for size, value in paper.items()],
+                "ours": [
+                    (size, *gap.drawn())
+                    for size in paper
+                    if (gap := or_none(number, results, f"{role}, {size}"))
+                ],
             }
             for quantity, paper, number in ((better, gains, gain), (longer, times, epoch_ratio))
         }
@@ -303,15 +304,6 @@ def figure_4_5(results: Results, name: str) -> Any:
         refused[title] = {n for n, status in undivided_runs if status == "out_of_memory"}
     neutral, style = {better: 0.0, longer: 1.0}, plots.styles(("without MBS", "with MBS"))
     return plots.against_mini_batch(panels, refused, neutral, style["with MBS"])
-
-
-def _bounds(estimate: Callable[[str], Estimate], role: str, sizes: Iterable[int]) -> Iterator[Any]:
-    """Yield the sizes that were run, each with an estimate and its 95 % interval."""
-    for case in cases((f"{role}, {size}" for size in sizes), estimate).items():
-        if isinstance(ours := case[1], Estimate):
-            scale = math.exp if ours.log else float
-            mean, low, high = map(scale, (ours.mean, *ours.interval()))
-            yield int(case[0].partition(", ")[2]), mean, low, high
 
 
 def _artefact(name: str, roles: Sequence[str], **further: Callable[[Results], Cases]) -> Artefact:

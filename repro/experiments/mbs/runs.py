@@ -1,8 +1,9 @@
 """The runs of Micro-Batch Streaming under each profile; ``paper.toml`` has sizes and extents."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from repro.experiments.design import LONG, PROCESSES, Chosen, Run, paper_toml
@@ -139,11 +140,11 @@ def _division(mini_batch: int, micro_batch: int | None) -> str:
     return f"mini-batch {mini_batch}, {micro}"
 
 
-def initial_pair(profile: str, role: str, chosen: Chosen) -> list[Run]:
+def initial_pairs(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
     """Return the trainings without and with MBS at the initial mini-batch size (Table 2)."""
-    if role not in PROFILES[profile].get("trains", ROLES):
-        return []
-    return [training(profile, role, chosen, INITIAL[role], way) for way in (False, True)]
+    trained = [role for role in roles if role in PROFILES[profile].get("trains", ROLES)]
+    pairs = product(trained, (False, True))
+    return [training(profile, role, chosen, INITIAL[role], way) for role, way in pairs]
 
 
 def resolutions(profile: str, chosen: Chosen) -> list[Run]:
@@ -167,41 +168,39 @@ def tables_4_5(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
     return planned + [_measurement("overhead", profile, r, chosen, **options[r]) for r in roles]
 
 
-def _pairs(profile: str, role: str, chosen: Chosen) -> list[Run]:
+def _pairs(profile: str, role: str, chosen: Chosen) -> Iterator[Run]:
     """Return trainings of every size of the paper's that an epoch's samples fill."""
     trains = partial(training, profile, role, chosen)
     samples, paper = extent_of(profile, role)["train_samples"], paper_rows(role)
     every = [row["mini_batch"] for row in paper]
-    sizes, runs = PROFILES[profile].get("mini_batches", {role: every})[role], []
+    sizes = PROFILES[profile].get("mini_batches", {role: every})[role]
     for size in every:
         if samples is None or size <= samples:
             run = trains(size, False)
             # Where the limit is set by the initial size, twice that fails for every seed.
             sure = run.config["limit_fits"] and size > run.config["limit_fits"]
-            runs.append(replace(run, seeds=(0,)) if sure else run)
+            yield replace(run, seeds=(0,)) if sure else run
         if size in sizes:
-            runs.append(trains(size, True))
+            yield trains(size, True)
     if samples is None and (whole := _TOML["whole"].get(chosen[task_of(role)])):
-        runs.append(trains(whole, True))
+        yield trains(whole, True)
     if profile == LONG and samples and samples not in sizes:
         # All samples as one mini-batch, which tells of memory alone.
-        runs.append(replace(trains(samples, True), seeds=(0,)))
-    return runs
+        yield replace(trains(samples, True), seeds=(0,))
 
 
-def _on_gpu(profile: str, role: str, chosen: Chosen) -> list[Run]:
+def _on_gpu(profile: str, role: str, chosen: Chosen) -> Iterator[Run]:
     """Return the trainings at smaller images, and steps at the paper's under its memory limit."""
-    sizes, runs = PROFILES[profile]["mini_batches"][role], initial_pair(profile, role, chosen)
-    if runs:
-        runs += [training(profile, role, chosen, size, True) for size in sizes[1:]]
+    sizes, pair = PROFILES[profile]["mini_batches"][role], initial_pairs(profile, chosen, [role])
+    if pair:
+        yield from pair
+        yield from (training(profile, role, chosen, size, True) for size in sizes[1:])
         if whole := _TOML["whole"].get(chosen[task_of(role)]):
-            runs.append(replace(training(profile, role, chosen, whole, True), seeds=(0,)))
+            yield replace(training(profile, role, chosen, whole, True), seeds=(0,))
     steps = [(row["mini_batch"], None) for row in paper_rows(role)]
     for mini, micro in (*steps, (sizes[-1], micro_batch_of(role, sizes[-1]))):
         more = {"mini_batch": mini, "micro_batch": micro}
-        label = f", {_division(mini, micro)}"
-        runs.append(_measurement("step", profile, role, chosen, label, **more))
-    return runs
+        yield _measurement("step", profile, role, chosen, f", {_division(mini, micro)}", **more)
 
 
 def _measurement(
@@ -249,9 +248,9 @@ def file_epochs(profile: str, chosen: Chosen) -> list[Run]:
     return [run]
 
 
-def sizes(profile: str, chosen: Chosen) -> list[Run]:
+def sizes(profile: str, chosen: Chosen) -> Iterator[Run]:
     """Return Table 2's search for the largest mini-batch of each model, here and predicted."""
-    runs = [_measurement("size", profile, role, chosen) for role in ROLES]
+    yield from (_measurement("size", profile, role, chosen) for role in ROLES)
     common = {"device_bytes": PAPER["device_bytes"], "resolution": "high"}
     for role in ["U-Net"] if profile == "smoke" else ROLES:  # the others take seconds each
         side, optimizer = SIDES[role]["high"], _TOML["optimizers"][role]
@@ -259,37 +258,34 @@ def sizes(profile: str, chosen: Chosen) -> list[Run]:
         config |= {"sides": [side, side], "augment": {"crop_size": side}}
         config |= {"sizes": [INITIAL[role] // 2, INITIAL[role]]}
         config |= {"classes": 1 if role == "U-Net" else 102}
-        runs.append(Run("foretell", config, seeds=(0,), label=role))
-    return runs
+        yield Run("foretell", config, seeds=(0,), label=role)
 
 
-def normalisations(profile: str, chosen: Chosen) -> list[Run]:
+def normalisations(profile: str, chosen: Chosen) -> Iterator[Run]:
     """Return section 3.4's comparisons of gradients, and ResNet-50's trainings with each."""
-    divisions, runs = PROFILES[profile]["divisions"], []
+    divisions = PROFILES[profile]["divisions"]
     for role in ("ResNet-50", "U-Net"):
         config = base_config(profile, role, chosen) | {"divisions": divisions}
         config |= {"limit_bytes": None} if "limit_bytes" in config else {}
-        runs.append(Run("gradients", config, (0,), label=role))
+        yield Run("gradients", config, (0,), label=role)
     role, (mini, micro) = "ResNet-50", divisions[-1]
     config = base_config(profile, role, chosen, limited=False) | extent_of(profile, role, "short")
     for way in NORMALISATIONS:
         sizes = {"mini_batch": mini, "micro_batch": micro, "normalization": way}
         label = f"{role}, mini-batch {mini}, {way or 'undivided'}"
-        runs.append(Run("normalised", config | sizes, label=label))
-    return runs
+        yield Run("normalised", config | sizes, label=label)
 
 
-def paired_trainings(profile: str, chosen: Chosen) -> list[Run]:
+def paired_trainings(profile: str, chosen: Chosen) -> Iterator[Run]:
     """Return ResNet-50's training at the initial mini-batch, without and with MBS, by norm."""
-    role, initial, runs = "ResNet-50", INITIAL["ResNet-50"], []
+    role, initial = "ResNet-50", INITIAL["ResNet-50"]
     for norm, dtype in NORMS:
         wide = dtype == "float64"
         length = extent_of("quick" if wide and profile != "smoke" else profile, role, "short")
         config = base_config(profile, role, chosen, limited=False) | length
         config |= {"mini_batch": initial, "micro_batch": initial // 2, "norm": norm, "dtype": dtype}
         label = f"{role}, {norm} norm, {dtype}, without and with MBS"
-        runs.append(Run("twins", config, seeds=(0,) if wide else None, label=label))
-    return runs
+        yield Run("twins", config, seeds=(0,) if wide else None, label=label)
 
 
 def timeline(profile: str, chosen: Chosen) -> list[Run]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
+from repro import plots
 from repro.experiments.judge import Cases, Estimate, NotRun, mean_of, paired_ratio
 from repro.experiments.mbs.cells import artefact, marks, ran_as, told, whose
 from repro.experiments.mbs.runs import FILES_ROLE, READINGS, file_epochs, paper_rows, timeline
@@ -43,8 +43,6 @@ def stages(results: Results) -> Iterator[dict[str, Any]]:
 
 def figure2(results: Results) -> Any:
     """Draw one mini-batch over time: copies, computations, and the update at its end."""
-    from repro import plots
-
     metrics = _timeline(results)
     figure, axes = plots.new_axes(1, 1, 10, 2.7)
     axis, bars = axes[0, 0], [*metrics["spans"], ("update", -1, *metrics["update"])]
@@ -124,7 +122,7 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
             "images": said,
             "n": len(seconds.get(small, ())),
             **{f"B = {n} (s/epoch)": summary.text() for n, summary in took.items()},
-            "larger / smaller": told(partial(growth, results, reading)),
+            "larger / smaller": told(growth, results, reading),
             "paper, larger / smaller": f"×{paper[large] / paper[small]:.3f}",
         }
 

@@ -4,24 +4,22 @@ import copy
 import gc
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from repro import models
 from repro import training as plain
 from repro.datasets import Ahead, ImageData, Split, TensorLoader, channel_statistics
-from repro.experiments.captured import CapturedStep, low_precision
-from repro.experiments.design import Outcome
+from repro.experiments.captured import CapturedStep, low_precision, model_of
+from repro.experiments.design import Config, Outcome
 from repro.experiments.mbs.runs import AS_IN_PAPER
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryBudget, MemoryMeter, Timing, comparable_peaks
 from repro.training import Epoch, Step, fit
 
-Config = Mapping[str, Any]
 Batch = tuple[Tensor, Tensor]
 GROUPS = 4  # of channels in GroupNorm; the smallest networks have so many in their first layer
 _limits: dict[str, int] = {}
@@ -57,13 +55,9 @@ class Task:
 
     def model(self) -> nn.Module:
         """Build the model with fresh weights, on the device."""
-        options = dict(self.config["model"])
         # Without data, where the memory of the published network is predicted, it names them.
         classes = 1 if self.segments else self.config.get("classes") or self.data.num_classes
-        model = models.build(options.pop("name"), num_classes=classes, **options).to(self.device)
-        if self.config.get("channels_last"):
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return model
+        return model_of(self.config, self.device, num_classes=classes)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build the optimizer."""

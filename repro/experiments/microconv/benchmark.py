@@ -5,25 +5,23 @@ I to IV and VI: I, II and VI are of the records of both figures, IV of DeepBench
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
+from repro import plots
 from repro.experiments.design import Chosen, Run
-from repro.experiments.judge import Cases, Estimate, NotRun, deterministic, unsure
+from repro.experiments.judge import Cases, Estimate, NotRun, deterministic, or_none, unsure
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import TORCH, UNDIVIDED, ms, or_none
+from repro.experiments.microconv.measured import TORCH, UNDIVIDED, ms
 from repro.experiments.microconv.runs import CONTENT, HALF, MODERATE, PAPER, cluster, precisions_of
 from repro.experiments.query import Results, one_machine
 from repro.experiments.view import panel
 from repro.records import Record
 from repro.report import DASH
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FIGURE = PAPER["figure8"]
 
@@ -59,12 +57,6 @@ def layers(results: Results, precision: str, size: str = "all") -> pd.DataFrame:
     return frame if size == "all" else frame[frame["size"] == size]
 
 
-def _sizes(results: Results, precision: str) -> list[str]:
-    """All layers, and the sizes of their filters by area."""
-    sizes = set(layers(results, precision)["size"])
-    return ["all", *sorted(sizes, key=lambda size: math.prod(map(int, size.split("×"))))]
-
-
 def measured_gain(
     results: Results, over: str, size: str = "all", precision: str = "fp32"
 ) -> Estimate:
@@ -85,12 +77,13 @@ def measured_gain(
     return replace(mean, label=f"mean of {len(rows)} layers")
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """The speed-ups of DeepBench's layers by kernel size and precision."""
     paper = {"all": FIGURE["mean"], "3×3": FIGURE["three_by_three"]["V100"]}
-    rows = []
     for precision in precisions_of(results):
-        for size in _sizes(results, precision):
+        sizes = set(layers(results, precision)["size"])
+        by_area = sorted(sizes, key=lambda size: math.prod(map(int, size.split("×"))))
+        for size in ("all", *by_area):
             own = layers(results, precision, size)
             pseudo = f"{len(own) - own.half.sum()} of {len(own)}" if precision == HALF else DASH
             pseudo += f" (paper: {FIGURE['pseudo_half']} of 94)" * (size == "all")
@@ -98,11 +91,10 @@ def table(results: Results) -> list[dict[str, Any]]:
             row |= {"fit undivided": own[UNDIVIDED].count(), "paper": paper.get(size)}
             for over in (UNDIVIDED, TORCH):
                 row[over] = or_none(measured_gain, results, over, size, precision)
-            rows.append(row | {"PSEUDO_HALF": pseudo})
-    return rows
+            yield row | {"PSEUDO_HALF": pseudo}
 
 
-def figure(results: Results) -> "Figure":
+def figure(results: Results) -> "plots.Figure":
     """The mean speed-up of each kernel size with its interval, in the first precision."""
     told = f"mean speed-up within {MODERATE} MiB; torch's own has no limit"
     return measured.draw(table(results), [], "kernel", told, panel("DeepBench's layers"))
@@ -160,7 +152,7 @@ COMBINATIONS = {
 }
 
 
-def splits(results: Results) -> list[dict[str, Any]]:
+def splits(results: Results) -> Iterator[dict[str, Any]]:
     """A mini-batch shared out by each combination of devices so that the slowest is the fastest.
 
     Gains are over the better device alone; even shares are None where they were not timed.
@@ -173,7 +165,6 @@ def splits(results: Results) -> list[dict[str, Any]]:
         device: {int(size): seconds for size, seconds in sizes.items()}
         for device, sizes in metrics["times"].items()
     }
-    rows = []
     for name, devices in COMBINATIONS.items():
         row: dict[str, Any] = {"devices": name, "paper": CLUSTER["speedup"].get(name), GAIN: None}
         row["paper, even"] = CLUSTER["even_slowdown"].get(name)
@@ -187,8 +178,7 @@ def splits(results: Results) -> list[dict[str, Any]]:
             alone = min(sizes[batch] for sizes in times.values())
             row |= {GAIN: unsure(alone / slowest, log=True), "even is slower by": even}
             row |= {"batch sizes": _named(best), "slowest (ms)": ms(slowest)}
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _named(values: Mapping[str, Any]) -> str:
@@ -199,7 +189,7 @@ def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
 
 
-def figure13(results: Results) -> "Figure":
+def figure13(results: Results) -> "plots.Figure":
     """The gain of devices together."""
     title = runs.title_of(results.first("cluster"), "ResNet-18")
     return measured.draw(splits(results), [], "devices", "speed-up", title, [GAIN])

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from repro.datasets import ImageData
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.experiments.microconv.runs import CONTENT, MIB
 from repro.measure import time_interleaved
 from repro.measure.accelerator import is_accelerator
@@ -52,7 +51,6 @@ Measured = dict[tuple[Kernel, int], BySize]  # by kernel and mini-batch
 # Measured times, shared by the experiments on one network within a process.
 caches: dict[str, BenchmarkCache] = {}
 
-Config = Mapping[str, Any]
 Named = tuple[str, Kernel, int]  # layer, kernel, mini-batch size
 
 
@@ -172,7 +170,7 @@ def layers(config: Config) -> tuple[list[Layer], int]:
     return run, len(every) - len(run)
 
 
-def candidates(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def candidates(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Measure every kernel of a network at every micro-batch size of a policy.
 
     Starts from nothing, as a first tuning; other experiments then use its times.
@@ -277,7 +275,7 @@ def _size(kernel: Kernel) -> str:
     return "×".join(map(str, kernel.conv.kernel_size))
 
 
-def network(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def network(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Divide a network's kernels under a limit and run them, kernel by kernel.
 
     Every byte of temporary memory is held to the limit, torch's own convolution included.
@@ -336,7 +334,7 @@ def _hold(
     return [chosen[index] for index in range(len(named))], variables
 
 
-def bench_layers(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def bench_layers(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Divide the forward passes of DeepBench's layers under a limit, and run them."""
     with machine(config, device), rounding(config, device):
         bench = make_bench(config, device, BenchmarkCache(None))
@@ -355,7 +353,7 @@ def bench_layers(config: Config, seed: int, data: ImageData | None, device: str)
         return Outcome({"layers": [rows[layer] for layer in chosen], "left_out": left_out})
 
 
-def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def cluster(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Time forward and backward passes of a tuned network at several sizes on unequal devices.
 
     They are CUDA's and its host's CPU, or two threads and one, one at a time: it is simulated.
@@ -383,7 +381,7 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
     return Outcome(metrics)
 
 
-def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def solver(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Time the optimisers on made-up fronts of the paper's sizes, and on one made-up kernel."""
     generator = random.Random(seed)
     steps: dict[str, Callable[[], Any]] = {
@@ -403,7 +401,7 @@ def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
     return Outcome(metrics={"fronts": "made up at random"}, timings=timings)
 
 
-def programme(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def programme(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Time the solver on WD of a network's own kernels: with a total, and with one that binds."""
     with machine(config, device), rounding(config, device):
         named, _, measured = _kernels_of(config, device)

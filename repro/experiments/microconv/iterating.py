@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from repro.datasets import ImageData
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.experiments.microconv import experiments
-from repro.experiments.microconv.experiments import Config, iteration, rounding
+from repro.experiments.microconv.experiments import iteration, rounding
 from repro.experiments.microconv.runs import AGAIN, FREE, MIB, MORE, PLAIN
 from repro.experiments.processes import in_a_process
 from repro.measure import accelerator, time_interleaved
@@ -44,7 +43,7 @@ SETTINGS: dict[str, tuple[int | None, tuple[str, ...]]] = {
 }
 
 
-def iterations(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def iterations(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Time a network's iteration untuned, and held to a limit with each policy, all in turns.
 
     Forms are torch's own twice, which shows the scatter; `tune` without a binding limit, in more

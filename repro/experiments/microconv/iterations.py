@@ -8,20 +8,18 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from repro import plots
 from repro.experiments.design import Chosen, Run, claims_of
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of, or_none
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import mib, ms, or_none
+from repro.experiments.microconv.measured import mib, ms
 from repro.experiments.microconv.runs import AGAIN, FREE, MORE, PAPER, PLAIN, network_name
 from repro.experiments.query import Results
 from repro.experiments.view import panel
 from repro.records import Record
 from repro.report import DASH
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 UNDIVIDED, DIVIDED = "WR undivided", "WR powerOfTwo"
 # With the paper's speed-ups of an iteration over undivided.
@@ -137,7 +135,7 @@ def _row(record: Record, name: str) -> dict[str, Any]:
     }
 
 
-def figure(results: Results) -> "Figure":
+def figure(results: Results) -> "plots.Figure":
     """Speed-ups of each network's forms; the paper's of divided over undivided."""
     axis = "speed-up of an iteration; right of 1 is faster"
     title = panel("iterations, forward and backward")

@@ -6,24 +6,22 @@ get most of a workspace that is shared out (WD).
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from repro import plots
 from repro.experiments import judge
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, deterministic, unsure
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, deterministic, or_none, unsure
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import Entry, divide, front, mib, ms, or_none
+from repro.experiments.microconv.measured import Entry, divide, front, mib, ms
 from repro.experiments.microconv.runs import AMPLE, LIMITS_MIB, MIB, PAPER, SMALL, Cell
 from repro.experiments.query import Results
 from repro.records import Record
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from repro.microconv import Division
 
 # Figure 1: each layer's workspace and time, undivided.
@@ -57,10 +55,8 @@ def figure1_table(results: Results) -> list[dict[str, Any]]:
     return rows.to_dict("records")
 
 
-def figure1(results: Results) -> "Figure":
+def figure1(results: Results) -> "plots.Figure":
     """Each layer's memory and time at every limit; no bar where a kernel does not fit."""
-    from repro import plots
-
     figure, axes = plots.new_axes(1, 2, 10.5, 3.7)
     figure.suptitle(runs.title_of(measured.alexnet(results)), fontsize=11)
     frame = _layers(results)
@@ -72,11 +68,9 @@ def figure1(results: Results) -> "Figure":
 
 
 def _draw_bars(
-    axis: "Axes", frame: pd.DataFrame, first: int = 0, *, kind: str, **options: Any
+    axis: "plots.Axes", frame: pd.DataFrame, first: int = 0, *, kind: str, **options: Any
 ) -> None:
     """Draw the rows of a frame as groups of bars, a colour a column; nothing of an empty frame."""
-    from repro import plots
-
     if frame.size:
         colours = plots.PALETTE[first : first + frame.shape[1]]
         frame.astype(float).plot(
@@ -156,13 +150,11 @@ def figure6_table(results: Results) -> list[dict[str, Any]]:
 
 def draw_front(
     entry: Entry | None, divisions: "Sequence[Division]", title: str, limit_mib: float | None = None
-) -> "Figure":
+) -> "plots.Figure":
     """Draw a kernel's Pareto front, and the division behind every point as a bar.
 
     A limit is a line, with a ring around the point chosen.
     """
-    from repro import plots
-
     figure, axes = plots.new_axes(1, 2, 10.5, max(3.4, 1.6 + 0.3 * len(divisions)))
     curve, bars = axes[0]
     points = [(d.workspace_bytes / MIB, 1e3 * d.time_s) for d in divisions]
@@ -224,11 +216,10 @@ def conv2_gain(results: Results, cell: Ran) -> Estimate:
     return deterministic(1.0, log=True) if set(gains) == {1.0} else judge.mean_of(gains, log=True)
 
 
-def conv2_rows(results: Results) -> list[dict[str, Any]]:
+def conv2_rows(results: Results) -> Iterator[dict[str, Any]]:
     """The divisions of conv2 by limit and policy, those of the micro-batch sizes that it has."""
     from repro.microconv import Division
 
-    rows = []
     for record in results.ok("candidates", layer="conv2")[:1]:
         ran, widest = _ran(record), record.config["policy"]
         for cell in itertools.product(FIGURE10_LIMITS, runs.POLICIES):
@@ -244,11 +235,10 @@ def conv2_rows(results: Results) -> list[dict[str, Any]]:
             row["time (ms)"] = ms(found.get("time_s"))
             row["torch's own (ms)"] = ms(found.get("native_s"))
             gain = None if cell[1] == "undivided" else or_none(conv2_gain, results, cell)
-            rows.append(row | {measured.UNDIVIDED: gain})
-    return rows
+            yield row | {measured.UNDIVIDED: gain}
 
 
-def figure10(results: Results) -> "Figure":
+def figure10(results: Results) -> "plots.Figure":
     """The speed-ups of conv2's divisions over undivided within the same limit."""
     told, title = "speed-up of conv2, forward", conv2_front(results)[2]
     return measured.draw(conv2_rows(results), ["limit", "policy"], "division", told, title)
@@ -331,10 +321,8 @@ def figure12_table(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def draw_shares(record: Record | None, each_mib: float, total_mib: float) -> "Figure":
+def draw_shares(record: Record | None, each_mib: float, total_mib: float) -> "plots.Figure":
     """Draw the workspace of a network's kernels under WR and under WD as paired bars."""
-    from repro import plots
-
     kernels = measured.entries(record)
     figure, axes = plots.new_axes(1, 1, 10.5, 1.9 + 0.36 * max(3, len(kernels)))
     axis = axes[0, 0]

@@ -7,23 +7,20 @@ Two runs compare through torch's own convolution, which each of them timed in tu
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from repro import plots
 from repro.experiments.judge import Estimate, NotRun, deterministic
 from repro.experiments.microconv.runs import KINDS, LAYERS, MIB, Cell
 from repro.experiments.query import Results, one_machine
+from repro.plots import Effect
 from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from repro.microconv import Division
-    from repro.plots import Effect
-
-T = TypeVar("T")
 Entry = dict[str, Any]  # a kernel in a record's metrics
 
 NATIVE = "torch:native"  # torch's own convolution
@@ -211,14 +208,6 @@ def _as_run(*records: Record) -> list[Entry]:
     return [row for r in records for row in (*entries(r), *r.metrics.get("own", []))]
 
 
-def or_none(find: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
-    """An estimate or a record, None where there is none."""
-    try:
-        return find(*arguments, **options)
-    except NotRun:
-        return None
-
-
 def need_binding(undivided: Record, others: Sequence[Record | None]) -> None:
     """Check that the limit excludes an undivided algorithm worth having of some kernel.
 
@@ -252,20 +241,18 @@ def told(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw(
-    rows: Sequence[Mapping[str, Any]],
+    table: Iterable[Mapping[str, Any]],
     heading: Sequence[str],
     name: str,
     xlabel: str,
     title: str,
     columns: Sequence[str] = (UNDIVIDED, TORCH),
-) -> "Figure":
+) -> "plots.Figure":
     """Draw a table's speed-ups under headings, in the first precision, beside the paper's.
 
     Without headings those are the `columns`, of the first of which the paper's are.
     """
-    from repro import plots
-
-    groups: dict[str, list[Effect]] = {}
+    rows, groups = list(table), dict[str, list[Effect]]()
     for row in rows:
         if row.get("setting") != rows[0].get("setting"):
             continue
@@ -273,13 +260,9 @@ def draw(
             paper, gain = row["paper"] if over == columns[0] else None, row.get(over)
             if gain is None and paper is None:
                 continue
-            interval = None
-            if gain is not None and math.isfinite(sum(gain.interval())):
-                low, high = map(math.exp, gain.interval())
-                interval = low, high
-            ours = None if gain is None else math.exp(gain.mean)
+            ours = (None, None) if gain is None else gain.drawn()
             own = groups.setdefault(", ".join(row[part] for part in heading) or over, [])
-            own.append((row[name] + f", {over}" * bool(heading), paper, ours, interval))
+            own.append((row[name] + f", {over}" * bool(heading), paper, *ours))
     lines = [line for head, own in groups.items() for line in ((head, None, None, None), *own)]
     figure = plots.effects(lines, xlabel, headings=groups)
     figure.suptitle(title, fontsize=11)

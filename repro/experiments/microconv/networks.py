@@ -5,31 +5,20 @@ nothing, dividing has nothing to gain, and claims that it gains are not judged.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from repro import plots
 from repro.experiments.design import Chosen, Run
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, or_none
 from repro.experiments.microconv import measured, runs
-from repro.experiments.microconv.measured import (
-    entries,
-    gained,
-    ms,
-    need,
-    noted,
-    or_none,
-    told,
-    unfit,
-)
+from repro.experiments.microconv.measured import entries, gained, need, noted, told, unfit
 from repro.experiments.microconv.runs import AMPLE, MODERATE, PAPER, SMALL, Cell, network_name
 from repro.experiments.query import Results
 from repro.experiments.view import panel
 from repro.records import Record
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # ResNet-50's limits for each kernel in Figure 11: WD, and WR undivided with twice as much.
 RESNET_WD_MIB, RESNET_WR_MIB = PAPER["figure11"]["resnet50_each_mib"]
@@ -50,13 +39,12 @@ def table(
     modes: Iterable[str] = ("WR",),
     caffe: bool = False,
     caffes: bool = True,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """The networks that ran within limits, by precision, limit, policy and mode.
 
     `papers` has the paper's speed-ups by network, limit and ``MODE POLICY``; `caffe` says whether
     the mini-batches are Figure 11's, `caffes` whether the paper's AlexNet is Caffe's.
     """
-    rows = []
     cells = itertools.product(roles, runs.precisions_of(results), limits, runs.POLICIES, modes)
     for role, precision, limit, policy, mode in cells:
         cell = Cell(limit, policy, role, mode, precision, caffe)
@@ -65,30 +53,26 @@ def table(
         against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
         whole = replace(cell, each_mib=against, policy="undivided", mode="WR")
         undivided, kernels = or_none(need, results, whole), entries(record)
-        gain = None
+        gain, missing = None, unfit(record)
         if undivided not in (None, record):
             gain = or_none(gained, undivided, record)
-        taken = f"{unfit(record)} do not fit"
-        if not unfit(record):
-            taken = ms(sum(row["time_s"] for row in kernels))
-        rows.append(
-            {
-                "network": network_name(record, caffes),
-                "setting": precision,
-                "limit": cell.told(results.profile) + (" in all" if mode == "WD" else " each"),
-                "policy": f"{mode} {policy}",
-                "paper": papers.get((role, limit, f"{mode} {policy}")),
-                measured.UNDIVIDED: gain,
-                measured.TORCH: or_none(measured.over_torch, record),
-                "convolutions (ms)": taken,
-                "left to ours": f"{len(measured.left_to_ours(kernels))} of {len(kernels)}",
-            }
-        )
-    return rows
+        taken = None if missing else sum(row["time_s"] for row in kernels)
+        yield {
+            "network": network_name(record, caffes),
+            "setting": precision,
+            "limit": cell.told(results.profile) + (" in all" if mode == "WD" else " each"),
+            "policy": f"{mode} {policy}",
+            "paper": papers.get((role, limit, f"{mode} {policy}")),
+            measured.UNDIVIDED: gain,
+            measured.TORCH: or_none(measured.over_torch, record),
+            "convolutions (ms)": f"{missing} do not fit" if missing else measured.ms(taken),
+            "left to ours": f"{len(measured.left_to_ours(kernels))} of {len(kernels)}",
+        }
 
 
-def figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+def figure(table: Iterable[Mapping[str, Any]]) -> "plots.Figure":
     """Draw speed-ups over undivided and over torch's own by network and limit."""
+    rows = list(table)
     networks = {row["network"] for row in rows}
     title = ["convolutions", *(networks if len(networks) == 1 else ())]
     heading = ["limit"] if len(title) > 1 else ["network", "limit"]
@@ -112,7 +96,7 @@ def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
     ]
 
 
-def figure9(results: Results) -> list[dict[str, Any]]:
+def figure9(results: Results) -> Iterator[dict[str, Any]]:
     """AlexNet at three limits with three policies."""
     best = "AlexNet", MODERATE, f"WR {_widest(results)}"
     papers = {best: PAPER["figure9"]["speedup_64"]["P100"][1]}
@@ -251,7 +235,7 @@ def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
     ]
 
 
-def figure11(results: Results) -> list[dict[str, Any]]:
+def figure11(results: Results) -> Iterator[dict[str, Any]]:
     """AlexNet and ResNet-50 under WR, and under WD with the same workspace in all."""
     best = "AlexNet", SMALL, f"WD {_widest(results)}"
     papers = {best: PAPER["figure11"]["alexnet_120"][1]}
@@ -284,6 +268,6 @@ FIGURE11 = runs.artefact(
     "figure11",
     plan=figure11_runs,
     rows=lambda results: told(figure11(results)),
-    draw=lambda results: figure([row for row in figure11(results) if "AlexNet" in row["network"]]),
+    draw=lambda results: figure(row for row in figure11(results) if "AlexNet" in row["network"]),
     claims={"wd_faster": wd_faster},
 )

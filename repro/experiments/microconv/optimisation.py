@@ -1,6 +1,7 @@
 """How long does it take to find the divisions: measuring, dividing and solving? (Section IV-B2)"""
 
 import statistics
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,14 +28,13 @@ def _median_ms(record: Record, name: str) -> str:
     return f"{ms(statistics.median(record.timings[name]['samples_s']))} ms"
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results) -> Iterator[dict[str, Any]]:
     """The seconds that a first tuning of AlexNet takes, and the solver's."""
-    rows = []
     for policy, seconds in (("powerOfTwo", COST["power_of_two_s"]), ("all", COST["all_s"])):
         for record in tunings(results, policy)[:1]:
             row = {"what": f"AlexNet, policy {policy}: measure and divide", "paper": f"{seconds} s"}
             row["ours"] = f"{tuning_s(record):,.2f} s"
-            rows.append(row | {"times measured": record.metrics["measured"]})
+            yield row | {"times measured": record.metrics["measured"]}
     for record in [*results.ok("solver"), *results.ok("programme")]:
         for name, timing in record.timings.items():
             what, paper = name, PAPER_MS.get(name)
@@ -43,8 +43,7 @@ def table(results: Results) -> list[dict[str, Any]]:
                 what = f"WD, ResNet-152's own {variables} variables, {mib(total)} MiB ({name})"
             row = {"what": what, "paper": f"{paper} ms" if paper else DASH}
             row["ours"] = _median_ms(record, name)
-            rows.append(row | {"times measured": len(timing["samples_s"])})
-    return rows
+            yield row | {"times measured": len(timing["samples_s"])}
 
 
 def power_of_two_saves(results: Results) -> Cases:

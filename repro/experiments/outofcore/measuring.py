@@ -10,15 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.datasets import ImageData
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.experiments.outofcore import fitting
-from repro.experiments.outofcore.building import Config, Step, limit_bytes, trace_at, training_step
+from repro.experiments.outofcore.building import Step, limit_bytes, trace_at, training_step
 from repro.experiments.outofcore.fitting import ALLOCATORS, Make, fit
 from repro.experiments.processes import in_a_process
-from repro.experiments.saving import save_pinned
+from repro.experiments.saving import save_pinned, unseen
 from repro.measure import (
     MemoryBudget,
     Timing,
@@ -52,7 +50,7 @@ def is_cuda(device: str) -> bool:
     return torch.device(device).type == "cuda"
 
 
-def measured(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def measured(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Train a few iterations within a limit, in turns with the reference that fits in core."""
     return (measure_in_child if is_cuda(device) else measure)(config, device)
 
@@ -190,13 +188,7 @@ def _train(
 
     steps = {"iteration": step}
     if device == "cpu":
-        reference = _reference(config)
-
-        def unseen() -> None:
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
-                reference()
-
-        steps["reference"] = unseen
+        steps["reference"] = unseen()(_reference(config))
     with block:
         for _ in range(_SETTLING):
             step()
@@ -219,7 +211,7 @@ def is_refusal(error: BaseException) -> bool:
     return short and not isinstance(error, HostMemoryError)
 
 
-def by_schedule(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def by_schedule(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Train within as many bytes of tensors as the limit has; no allocator is looked at."""
     limit = limit_bytes(config)
     with machine(config, device), without_tf32():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from repro import plots
 from repro.experiments import design, view
 from repro.experiments.judge import Estimate, Exact, NotRun, deterministic, mean_of, ratio, unsure
 from repro.experiments.outofcore import runs
@@ -281,8 +282,6 @@ def draw(
     panels: Sequence[Panel], columns: int, xlabel: str = "batch size", top: float | None = None
 ) -> Any:
     """Draw panels in rows, logarithmic in the batch size; `top` ends all vertical axes."""
-    from repro import plots
-
     rows = -(-len(panels) // columns)
     figure, axes = plots.new_axes(rows, columns, 3.6 * columns + 0.4, 2.9 * rows + 0.6)
     styles = plots.styles(list(LABELS)[:10]) | {"bound": {"color": "#6b7486", "marker": "p"}}

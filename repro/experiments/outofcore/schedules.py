@@ -1,6 +1,5 @@
 """How fast are schedules where they are run, not simulated? (section 3 against section 2's)"""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ from repro.experiments.outofcore.points import Point, artefact, point_of, ran
 from repro.experiments.outofcore.runs import BY_SCHEDULE, RESNET, SCHEDULES, gib, network_name
 from repro.experiments.query import Results, one_machine
 from repro.experiments.view import panel
+from repro.plots import effects
 
 OURS, LITERAL, LMS, VDNN, ON_DEMAND = SCHEDULES
 
@@ -75,17 +75,13 @@ CLAIMS = {
 
 def figure(results: Results) -> Any:
     """Draw the speed of the paper's schedule over that of others, and of ours over the paper's."""
-    from repro.plots import effects
-
     rows: list[Any] = []
     for key, numbers in CLAIMS.items():
         for other, gap in numbers(results).items():
             label = f"{SCHEDULES[numbers.keywords['one']]},\nover {SCHEDULES[other]}"
-            paper, ours, interval = claims_of("outofcore")["schedules"][key].effect, None, None
-            if isinstance(gap, Estimate):
-                low, high = map(math.exp, gap.interval())
-                ours, interval = math.exp(gap.mean), None if math.isnan(low) else (low, high)
-            rows.append((label, paper, ours, interval))
+            paper = claims_of("outofcore")["schedules"][key].effect
+            ours = gap.drawn() if isinstance(gap, Estimate) else (None, None)
+            rows.append((label, paper, *ours))
     drawn, records = effects(rows, "images/s of a schedule over another's"), results.ok(BY_SCHEDULE)
     network = network_name(records[0].config) if records else ""
     drawn.axes[0].set_title(panel(RESNET, network, "measured"), fontsize=9)

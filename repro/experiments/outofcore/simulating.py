@@ -5,10 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from repro.datasets import ImageData
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
 from repro.experiments.outofcore import fitting
-from repro.experiments.outofcore.building import Config, limit_bytes, published_times, trace_at
+from repro.experiments.outofcore.building import limit_bytes, published_times, trace_at
 from repro.experiments.outofcore.fitting import ALLOCATORS, Costs, Fitting, Make, fit
 from repro.measure import largest_batch
 from repro.outofcore import Trace, bound, plan_packed, plan_swaps
@@ -27,7 +26,7 @@ def _setting(config: Config) -> tuple[int, Trace, Costs]:
     return limit_bytes(config), trace, Costs(times, rate, config.get("map_s", 0.0))
 
 
-def simulated(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def simulated(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Schedule a recorded iteration at a published GPU's memory and rates."""
     limit, trace, costs = _setting(config)
     free = replace(costs, map_s=0.0)
@@ -80,7 +79,7 @@ def modelled_row(served: Fitting, costs: Costs) -> dict[str, Any]:
     }
 
 
-def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def reach(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Look for the largest batch sizes whose traces the allocators serve within a limit."""
     limit = limit_bytes(config)
     torchs: Make = partial(fitting.best_fit, limit)
@@ -100,7 +99,7 @@ def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     return Outcome(metrics)
 
 
-def link(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def link(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Simulate an iteration at several rates of the link, with all its bytes and with fewer."""
     limit, trace, costs = _setting(config)
     rows: list[dict[str, Any]] = []
@@ -115,7 +114,7 @@ def link(config: Config, seed: int, data: ImageData | None, device: str) -> Outc
     return Outcome({"limit_bytes": limit, "compute_s": float(costs.times.sum()), "rows": rows})
 
 
-def chunk_sizes(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def chunk_sizes(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Simulate an iteration with chunks of several sizes, each mapped and unmapped at a cost."""
     limit, trace, costs = _setting(config)
     rows: dict[str, Any] = {}
@@ -126,7 +125,7 @@ def chunk_sizes(config: Config, seed: int, data: ImageData | None, device: str) 
     return Outcome({"limit_bytes": limit, "rows": rows})
 
 
-def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def packed(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Simulate packed plans with chunks of the paper's size, and with the fastest of larger ones.
 
     ``time_by_bytes_s``: if mapping takes as long by the byte as with the paper's chunks.
@@ -155,7 +154,7 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
     return Outcome({"limit_bytes": limit, "peak_bytes": trace.peak_bytes, "rows": rows})
 
 
-def physical(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def physical(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Serve an iteration's requests without a limit, and count the memory that this takes.
 
     Torch's allocator is simulated; chunks are mapped in this machine's memory, and not written.

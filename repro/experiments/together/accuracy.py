@@ -6,16 +6,25 @@ And which of the five, and when: ``[[page]]`` of ``paper.toml`` with numbers of 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from repro.experiments.design import paper_toml
-from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, ratio
+from repro.experiments.judge import (
+    BySeed,
+    Cases,
+    Estimate,
+    NotRun,
+    cases,
+    difference,
+    or_none,
+    ratio,
+)
 from repro.experiments.query import Results
 from repro.experiments.together import limit, runs
 from repro.experiments.together.runs import STRATEGIES, TRAIN, artefact, trainings
 from repro.experiments.view import panel
+from repro.plots import legend_below, log_ticks, new_axes, styles
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -72,11 +81,8 @@ def tuned(results: Results, strategy: str) -> Tuned:
 
 def found(results: Results) -> dict[str, Tuned]:
     """The strategies whose rate was found."""
-    at_rates = {}
-    for strategy in STRATEGIES:
-        with suppress(NotRun):
-            at_rates[strategy] = tuned(results, strategy)
-    return at_rates
+    every = {strategy: or_none(tuned, results, strategy) for strategy in STRATEGIES}
+    return {strategy: at_rate for strategy, at_rate in every.items() if at_rate}
 
 
 def cell(results: Results, strategy: str, name: str) -> BySeed:
@@ -121,10 +127,8 @@ PARALLEL = "time on a parallel machine over fixed (SIMULATED)"
 
 
 def _over_fixed(compare: Callable[..., Estimate], results: Results, ours: str, *name: str) -> str:
-    try:
-        return DASH if ours == "fixed" else str(compare(results, ours, "fixed", *name))
-    except NotRun:
-        return DASH
+    found = None if ours == "fixed" else or_none(compare, results, ours, "fixed", *name)
+    return str(found or DASH)
 
 
 def table(results: Results) -> Iterator[dict[str, Any]]:
@@ -148,8 +152,6 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
 
 def figure(results: Results) -> Any:
     """Draw the accuracy at the end against updates and simulated time; combinations are ringed."""
-    from repro.plots import legend_below, log_ticks, new_axes, styles
-
     drawn, axes = new_axes(1, 2, 9.6, 4.4)
     looks: dict[str, dict[str, Any]] = dict(styles(STRATEGIES.values()))
     for strategy, at_rate in found(results).items():

@@ -18,6 +18,7 @@ from repro.experiments.query import Results
 from repro.experiments.together import runs
 from repro.experiments.together.runs import BATCHNORM, LABELS, LIMIT, NETWORKS
 from repro.experiments.view import panel
+from repro.plots import MARKERS, PALETTE, PAPER, legend_below, log_ticks, new_axes
 from repro.report import DASH
 
 Point = dict[str, Any]  # as `measuring.limit` writes it of one mini-batch, and `slowdowns`
@@ -94,8 +95,6 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
 
 def figure(results: Results) -> Any:
     """Draw images/s over undivided, a row for each method and a panel for each network."""
-    from repro.plots import MARKERS, PALETTE, PAPER, legend_below, new_axes
-
     found, tried = measured(results), multiples(results)
     shown = [network for network in NETWORKS if any(of == network for of, _ in found)]
     modes = [mode for mode in LABELS if any(of == mode for _, of in found)]
@@ -257,8 +256,6 @@ def advice_table(results: Results) -> Iterator[dict[str, Any]]:
 
 def advice_figure(results: Results) -> Any:
     """Draw the speed kept as predicted against as measured, and 15 % to either side."""
-    from repro.plots import MARKERS, PALETTE, legend_below, log_ticks, new_axes
-
     drawn, axes = new_axes(1, 1, 5.4, 5.0)
     axis, known = axes[0, 0], cells(results).dropna(subset="time")
     for number, network in enumerate(NETWORKS):

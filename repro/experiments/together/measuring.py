@@ -3,20 +3,18 @@
 import gc
 import itertools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from repro import measure
 from repro.advise import Workload, predict, probe
-from repro.datasets import ImageData
-from repro.experiments.design import Outcome
+from repro.experiments.design import Config, Outcome
+from repro.experiments.saving import unseen
 from repro.experiments.together import methods
-from repro.experiments.together.methods import SWAPS, Config, Method, Problem, build_problem
+from repro.experiments.together.methods import SWAPS, Method, Problem, build_problem
 from repro.measure import Timing, accelerator
 from repro.measure.machine import machine
 from repro.outofcore import BudgetTooSmall
@@ -26,7 +24,7 @@ STEPS = 2  # that are watched: the optimizer has its state from the second on
 SETTLING = 3  # of out-of-core: two are recorded, one is the first by a plan
 
 
-def limit(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def limit(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Train by one method under the limit of one network, at each multiple of the largest batch.
 
     Times are taken in turns with undivided steps of the largest mini-batch that fits, without the
@@ -104,14 +102,9 @@ def _within(
         with watched:
             for _ in range(SETTLING if method.block else STEPS):
                 method.step()
-        unseen = _unseen if method.block else nullcontext
-        with unseen():
+        with unseen() if method.block else nullcontext():
             reference = _undivided(config, config["fits"], device)
-
-        def reference_step() -> None:
-            with unseen():
-                reference.step()
-
+        reference_step = unseen()(reference.step) if method.block else reference.step
         reference_step()  # its optimizer makes its state
         steps = {"step": method.step, "reference": reference_step}
         turns = {"warmup": config["warmup"], "repeats": config["repeats"]}
@@ -120,13 +113,6 @@ def _within(
     host_bytes = method.block.statistics.host_bytes if method.block else method.host_bytes
     errors = _errors(config, problem, micro, allowed, device)
     return {"micro": micro, "peak_bytes": held, "host_bytes": host_bytes} | errors, timed
-
-
-@contextmanager
-def _unseen() -> Iterator[None]:
-    """Compute outside of the block around, which sees every operation."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        yield
 
 
 def _errors(
@@ -169,7 +155,7 @@ def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def predict_limit(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def predict_limit(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Predict every method at every multiple of what fits, under the limit that is measured by.
 
     The network is recorded without content and a few undivided steps of what fits are timed;

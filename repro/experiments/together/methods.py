@@ -6,7 +6,7 @@ user would.
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro import models
+from repro.experiments.design import Config
 from repro.experiments.saving import save_pinned
 from repro.mbs import MicroBatchStreamer
 from repro.measure import accelerator
@@ -32,7 +33,6 @@ from repro.models.densenet import DenseNet
 from repro.models.unet import UNet
 from repro.outofcore import OutOfCore
 
-Config = Mapping[str, Any]
 CLASSES = 10
 _BLOCKS = {"ResidualBlock", "TransformerLayer"}  # recomputed as a whole, by the name of the class
 

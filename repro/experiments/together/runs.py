@@ -4,7 +4,7 @@ There is no paper: the questions are this package's own, between the five. What 
 them, before there were records, is in ``paper.toml``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -37,9 +37,9 @@ def modes_of(profile: str, network: str) -> list[str]:
     return [mode for mode in LABELS if mode not in left_out]
 
 
-def under_limit(profile: str) -> list[Run]:
+def under_limit(profile: str) -> Iterator[Run]:
     """A run for each network and method, of all sizes of mini-batch."""
-    sizes, runs = PROFILES[profile], []
+    sizes = PROFILES[profile]
     for network in NETWORKS:
         for mode in modes_of(profile, network):
             config = _network(profile, network) | {
@@ -49,19 +49,17 @@ def under_limit(profile: str) -> list[Run]:
                 "repeats": sizes["repeats"],
                 **({"policy": sizes["policy"]} if mode in TUNED else {}),
             }
-            runs.append(Run(LIMIT, config, seeds=(0,), label=f"{network}, {LABELS[mode]}"))
-    return runs
+            yield Run(LIMIT, config, seeds=(0,), label=f"{network}, {LABELS[mode]}")
 
 
-def predictions(profile: str) -> list[Run]:
+def predictions(profile: str) -> Iterator[Run]:
     """A run for each network, which predicts of all its methods but tuned ones."""
-    sizes, runs = PROFILES[profile], []
+    sizes = PROFILES[profile]
     for network in NETWORKS:
         modes = [mode for mode in modes_of(profile, network) if mode not in TUNED]
         config = _network(profile, network) | {"modes": modes}
         config |= {name: sizes[name] for name in ("multiples", "probe_s")}
-        runs.append(Run(FORETELL, config, seeds=(0,), label=f"{network}, by advise"))
-    return runs
+        yield Run(FORETELL, config, seeds=(0,), label=f"{network}, by advise")
 
 
 def _network(profile: str, network: str) -> dict[str, Any]:

@@ -12,15 +12,15 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro import adaptive, dualbatch, models
+from repro import adaptive, dualbatch
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics
-from repro.experiments.captured import CapturedPasses, low_precision
-from repro.experiments.design import Outcome
+from repro.experiments.captured import CapturedPasses, low_precision, model_of
+from repro.experiments.design import Config, Outcome
 from repro.mbs import MicroBatchStreamer
 from repro.measure import TimeModel, time_interleaved
 from repro.measure.machine import machine
+from repro.training import evaluate_classifier
 
-Config = Mapping[str, Any]
 Passes = Callable[[Tensor, Tensor], Tensor | float]
 
 STREAMED = {"theta_mbs", "dual_mbs"}
@@ -60,13 +60,10 @@ class Images:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the accuracy on held-out and on test images, in percent."""
-        model.eval()
         accuracies = {}
-        with torch.no_grad():
-            for name, split in {"held_out": self.held_out, "test": self.test}.items():
-                batches = TensorLoader(*split, AT_ONCE, shuffle=False, **self._statistics)
-                right = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches)
-                accuracies[name] = 100 * right / len(split[1])
+        for name, (images, labels) in {"held_out": self.held_out, "test": self.test}.items():
+            batches = TensorLoader(images, labels, AT_ONCE, shuffle=False, **self._statistics)
+            accuracies[name] = evaluate_classifier(model, batches, labels.device)["accuracy"]
         model.train()
         return accuracies
 
@@ -129,9 +126,8 @@ class StreamedTime(TimeModel):
         return self.a * samples + self.b * passes
 
 
-def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Train by one strategy at one rate; a training that diverges ends there, which is a result."""
-    assert data is not None
     images = Images(config, data, device)
     work = Work(config, images.side)
     run = _dual if config["strategy"] in DUAL else _controlled
@@ -142,17 +138,11 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     return Outcome(work.history | {"diverged": False})
 
 
-def _model(config: Config, classes: int) -> nn.Module:
-    options = dict(config["model"])
-    return models.build(options.pop("name"), num_classes=classes, **options)
-
-
 def _built(
     config: Config, classes: int, device: str, rate: float
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A model on a device, and its optimizer."""
-    layout = torch.channels_last if config.get("channels_last") else torch.contiguous_format
-    model = _model(config, classes).to(device, memory_format=layout).train()  # type: ignore[call-overload]
+    model = model_of(config, device, num_classes=classes)
     options: dict[str, Any] = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
     if config.get("captured"):  # in one launch a step: many small ones cost more
         options["fused"] = True
@@ -260,7 +250,7 @@ def _dual(config: Config, seed: int, images: Images, work: Work, classes: int, d
         return StreamedTime(cost, config["step_images"], micro=micro or large)
 
     dualbatch.train_dual_batch(
-        partial(_model, config, classes),
+        partial(model_of, config, "cpu", num_classes=classes),
         counted,
         replace(plan, large_batch=large),
         schedule,
