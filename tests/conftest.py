@@ -11,6 +11,7 @@ import pytest
 import torch
 from invented import make_record
 
+from repro import paths
 from repro.records import RecordStore
 
 # Fixtures that take many seconds, and save them for the tests that follow.
@@ -61,6 +62,12 @@ def results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "results"
     monkeypatch.setenv("REPRO_RESULTS", str(folder))
     return folder
+
+
+@pytest.fixture
+def reference_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkout's reference records, whatever folder other tests write to."""
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
 
 
 @pytest.fixture(name="make_record")

@@ -1,7 +1,8 @@
-"""An invented record, for tests that need one of any run."""
+"""An invented record, and an invented paper, for tests that need any."""
 
 from typing import Any
 
+from repro.experiments.design import PROFILES, Experiment, Paper
 from repro.records import Record
 
 CPU = {"type": "cpu", "name": "a CPU", "slug": "cpu-2-cores", "threads": 1, "memory_bytes": 2**33}
@@ -36,3 +37,10 @@ def make_record(experiment: str = "train", **changes: Any) -> Record:
         "command": "python -m repro run mbs",
     }
     return Record(**values | changes)
+
+
+def toy_paper(*experiments: Experiment, **changes: Any) -> Paper:
+    """Return a paper of some experiments without artefacts or data, but for `changes`."""
+    named = {experiment.name: experiment for experiment in experiments}
+    given = {"artefacts": {}, "datasets": {profile: {} for profile in PROFILES}} | changes
+    return Paper("toy", "Toy", "Nobody", "09_toy", named, **given)

@@ -298,7 +298,7 @@ class Tags(HTMLParser):
             self.texts.append(data)
 
 
-def check_page(page: str, mathjax: bool = True) -> str:
+def check_page(page: str) -> str:
     """Return a page's text, after looking that nothing was made of what records say."""
     parsed = Tags(page)
     assert not parsed.tags & {"script", "em", "code"}
@@ -307,7 +307,7 @@ def check_page(page: str, mathjax: bool = True) -> str:
         for reference in parsed.references
     )
     assert not parsed.attributes & {"onerror", "onclick"}
-    for text in parsed.texts if mathjax else ():
+    for text in parsed.texts:
         assert "$" not in text or text == "$", text
         assert "\\" not in text or text == "\\", text
     text = "".join(parsed.texts)

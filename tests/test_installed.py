@@ -18,7 +18,6 @@ from repro.experiments import PAPERS, load_paper, query
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.slow,
     pytest.mark.skipif(paths.INSTALLED, reason="not a checkout"),
     pytest.mark.skipif(shutil.which("git") is None, reason="there is no git"),
 ]
@@ -175,7 +174,6 @@ def site(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return theirs / "site"
 
 
-@pytest.mark.slow
 def test_used_from_somebodys_repository(built, site, tmp_path):
     dropped = ("REPRO_RESULTS", "REPRO_CACHE", "REPRO_DATA", "XDG_CACHE_HOME")
     environment = {k: v for k, v in os.environ.items() if k not in dropped}

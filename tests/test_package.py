@@ -209,42 +209,40 @@ class TestArrows:
         assert naming == ONLY_CUDA.keys()
 
 
-class TestImport:
-    def test_import_repro_is_fast_and_light(self):
-        done = python(
-            """
-            import sys, time
-            start = time.perf_counter()
-            import repro
-            elapsed = time.perf_counter() - start
-            heavy = [n for n in ("torch", "numpy", "pandas", "matplotlib", "IPython", "ipywidgets",
-                                 "papermill", "sklearn", "torchvision") if n in sys.modules]
-            loaded = [n for n in sys.modules if n.startswith("repro.")]
-            print(elapsed, heavy, loaded)
-            assert elapsed < 0.5 and not heavy and not loaded and repro.__version__
-            import repro.datasets, repro.models
-            later = ("torchvision", "sklearn", "skimage", "scipy")
-            assert not [n for n in later if n in sys.modules]
-            """
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+def test_import_repro_is_fast_and_light():
+    done = python(
+        """
+        import sys, time
+        start = time.perf_counter()
+        import repro
+        elapsed = time.perf_counter() - start
+        heavy = [n for n in ("torch", "numpy", "pandas", "matplotlib", "IPython", "ipywidgets",
+                             "papermill", "sklearn", "torchvision") if n in sys.modules]
+        loaded = [n for n in sys.modules if n.startswith("repro.")]
+        print(elapsed, heavy, loaded)
+        assert elapsed < 0.5 and not heavy and not loaded and repro.__version__
+        import repro.datasets, repro.models
+        later = ("torchvision", "sklearn", "skimage", "scipy")
+        assert not [n for n in later if n in sys.modules]
+        """
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-class TestModules:
-    def test_data_files_are_packaged(self):
-        path = paths.ROOT / "pyproject.toml"
-        if not path.exists():
-            pytest.skip("not a checkout")
-        project = tomllib.loads(path.read_text())
-        patterns = project["tool"]["setuptools"]["package-data"]["repro"]
-        packaged = {file for pattern in patterns for file in paths.PACKAGE.glob(pattern)}
-        others = {
-            file
-            for file in paths.PACKAGE.rglob("*")
-            if file.is_file() and file.suffix not in (".py", ".pyc") and file != paths.BUILT
-        }
-        assert others <= packaged
-        assert project["project"]["version"] == __import__("repro").__version__
+def test_data_files_are_packaged():
+    path = paths.ROOT / "pyproject.toml"
+    if not path.exists():
+        pytest.skip("not a checkout")
+    project = tomllib.loads(path.read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["repro"]
+    packaged = {file for pattern in patterns for file in paths.PACKAGE.glob(pattern)}
+    others = {
+        file
+        for file in paths.PACKAGE.rglob("*")
+        if file.is_file() and file.suffix not in (".py", ".pyc") and file != paths.BUILT
+    }
+    assert others <= packaged
+    assert project["project"]["version"] == __import__("repro").__version__
 
 
 def test_nothing_is_installed_that_no_code_uses():

@@ -59,11 +59,7 @@ def assert_same(model, expected, start, tolerance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    # Ray takes many seconds to start, and tests/dualbatch/test_ray.py compares the engines.
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "with_ray")) for name in LIBRARIES],
-)
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_a_stranger_can_run_it(name, tmp_path):
     variables = {"PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
     command = [sys.executable, "-W", "ignore", path_of(name)]

@@ -281,8 +281,7 @@ class TestKeys:
         ]  # fmt: skip
         assert len({record_key(**base | change) for change in changes}) == len(changes)
 
-    def test_reference_records_have_the_keys_of_what_they_hold(self, monkeypatch):
-        monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+    def test_reference_records_have_the_keys_of_what_they_hold(self, reference_records):
         found = 0
         for store in records.reference_stores().values():
             for paper in map(load_paper, PAPERS):
@@ -302,27 +301,26 @@ class TestKeys:
         assert found >= 2749
 
 
-class TestCircumstances:
-    def test_commit_state_of_a_checkout_and_outside_one(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(paths, "ROOT", tmp_path)
-        assert records.commit_state() == (None, None)
+def test_commit_state_of_a_checkout_and_outside_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    assert records.commit_state() == (None, None)
 
-        def git(*arguments: str) -> None:
-            settings = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
-            command = ["git", "-C", str(tmp_path), *settings, *arguments]
-            subprocess.run(command, check=True, capture_output=True)
+    def git(*arguments: str) -> None:
+        settings = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
+        command = ["git", "-C", str(tmp_path), *settings, *arguments]
+        subprocess.run(command, check=True, capture_output=True)
 
-        git("init", "-q")
-        (tmp_path / "file").write_text("1")
-        git("add", "file")
-        git("commit", "-q", "-m", "first")
-        commit, dirty = records.commit_state()
-        assert len(commit) == 40
-        assert dirty is False
-        (tmp_path / "untracked").write_text("1")
-        assert records.commit_state() == (commit, False)
-        (tmp_path / "file").write_text("2")
-        assert records.commit_state() == (commit, True)
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-q", "-m", "first")
+    commit, dirty = records.commit_state()
+    assert len(commit) == 40
+    assert dirty is False
+    (tmp_path / "untracked").write_text("1")
+    assert records.commit_state() == (commit, False)
+    (tmp_path / "file").write_text("2")
+    assert records.commit_state() == (commit, True)
 
 
 # Some of Table 4 at toy scale.

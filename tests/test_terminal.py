@@ -180,17 +180,16 @@ class Terminal(io.StringIO):
         return True
 
 
-class TestBar:
-    def test_lines_are_whole_and_the_cursor_comes_back(self, columns, monkeypatch):
-        columns(60)
-        monkeypatch.setattr(sys, "stderr", stream := Terminal())
-        monkeypatch.setenv("TERM", "xterm")
-        line = f"run [red] failed :smile: {'long ' * 40}"
-        with pytest.raises(KeyboardInterrupt), terminal.Bar("mbs", 2, shown=True) as bar:
-            bar.say("run [bold]")
-            bar.advance()
-            bar.write(line)
-            raise KeyboardInterrupt
-        shown = stream.getvalue()
-        assert line in shown and "run [bold]" in shown and "1/2" in shown
-        assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+def test_lines_beside_a_bar_are_whole_and_the_cursor_comes_back(columns, monkeypatch):
+    columns(60)
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    line = f"run [red] failed :smile: {'long ' * 40}"
+    with pytest.raises(KeyboardInterrupt), terminal.Bar("mbs", 2, shown=True) as bar:
+        bar.say("run [bold]")
+        bar.advance()
+        bar.write(line)
+        raise KeyboardInterrupt
+    shown = stream.getvalue()
+    assert line in shown and "run [bold]" in shown and "1/2" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")

@@ -67,7 +67,6 @@ def test_two_processes_train_as_one(whole, tmp_path):
         assert float(ours[3]) == pytest.approx(float(its[3]), rel=0.01, abs=2e-4)
 
 
-@pytest.mark.slow
 def test_after_a_kill_torchrun_starts_it_again_and_it_ends_as_if_never_interrupted(whole, tmp_path):
     """By the last command of docs/torchrun.md, which keeps a job on loopback."""
     (tmp_path / "killed.py").write_text(KILLED, encoding="utf-8")

@@ -71,13 +71,11 @@ class World:
         profile: Of the runs.
         rules: The last that matches counts.
         places: Which of "simulated" and "measured" have records.
-        noise: By which the logarithms of timed iterations lie above and below in turns.
     """
 
     profile: str = "quick"
     rules: Rules = field(default_factory=dict)
     places: tuple[str, ...] = (SIMULATED, MEASURED)
-    noise: float = 0.003
 
     def of(self, quantity: str, usual: Any, *cell: str | float) -> Any:
         for key, value in self.rules.items():
@@ -158,7 +156,7 @@ class World:
         return {"metrics": metrics}
 
     def timed(self, seconds: float, config: Mapping[str, Any]) -> dict[str, Any]:
-        scatter = [seconds * math.exp(sign * self.noise) for sign in (1, -1, 1, -1)]
+        scatter = [seconds * math.exp(sign * 0.003) for sign in (1, -1, 1, -1)]
         timings = {"iteration": timing(*scatter)}
         if self.profile != "paper":
             timings["reference"] = timing(*[config["base_batch"] / RATE] * 4)

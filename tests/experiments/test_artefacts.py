@@ -6,7 +6,6 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 import pytest
 
-from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.query import Results, find_source, results_of
 from repro.experiments.story import recipe
@@ -33,9 +32,8 @@ def one_seed(records):
 
 
 @pytest.fixture
-def gathered(request, monkeypatch):
+def gathered(request, reference_records):
     """Give the artefacts of a paper with their reference records."""
-    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
     paper = load_paper(request.param)
     source = find_source(paper, local=False)
     return paper, {name: results_of(a, source) for name, a in paper.artefacts.items()}

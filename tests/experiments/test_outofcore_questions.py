@@ -110,21 +110,20 @@ class TestClaims:
         assert verdict.word == "undecided" and "vdnn: vDNN: one function ahead" in verdict.evidence
 
 
-class TestChecks:
-    @pytest.mark.parametrize(
-        ("world", "holds"),
-        [
-            (World(), "yes"),
-            (World(rules={("predicted", SCHEDULE, 59): 29}), "NO"),
-            (World(places=()), "not run"),
-            (World(rules={("status",): FAILED}), "not run"),
-        ],
-        ids=str,
-    )
-    def test_the_hosts_memory_is_what_was_predicted(self, world, holds):
-        row = made.check_row("outofcore/figure3", 0, results("figure3", world))
-        assert row["holds"] == holds
-        assert holds != "NO" or "schedule at 59: 30.0 MiB of 29.0 MiB" in row["evidence"]
+@pytest.mark.parametrize(
+    ("world", "holds"),
+    [
+        (World(), "yes"),
+        (World(rules={("predicted", SCHEDULE, 59): 29}), "NO"),
+        (World(places=()), "not run"),
+        (World(rules={("status",): FAILED}), "not run"),
+    ],
+    ids=str,
+)
+def test_the_hosts_memory_is_what_was_predicted(world, holds):
+    row = made.check_row("outofcore/figure3", 0, results("figure3", world))
+    assert row["holds"] == holds
+    assert holds != "NO" or "schedule at 59: 30.0 MiB of 29.0 MiB" in row["evidence"]
 
 
 class TestPlaces:

@@ -162,7 +162,6 @@ class TestClaimsUnderALimit:
 
 class TestAdvice:
     @pytest.mark.slow
-    @pytest.mark.slow
     def test_a_toy_is_predicted_as_it_is_measured(self):
         config = RESNET | {"modes": ["undivided", "mbs", "outofcore"], "probe_s": 0.2}
         found = measuring.predict_limit(config, 0, None, "cpu")

@@ -11,28 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from invented import toy_paper
 
 from repro.experiments import UsageError
 from repro.experiments import run as running
 from repro.experiments.arguments import ending
-from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run
+from repro.experiments.design import Experiment, Outcome, Run
 from repro.experiments.processes import Workers
 from repro.experiments.run import Setting
 from repro.records import RecordStore
 
-PAPER = Paper(
-    "toy",
-    "Toy",
-    "Nobody",
-    "09_toy",
-    {
-        "learn": Experiment(
-            "learn", f"{__name__}:where", measures=False, measures_where=("real", 1)
-        ),
-        "time": Experiment("time", f"{__name__}:where"),
-    },
-    {},
-    {profile: {} for profile in PROFILES},
+PAPER = toy_paper(
+    Experiment("learn", f"{__name__}:where", measures=False, measures_where=("real", 1)),
+    Experiment("time", f"{__name__}:where"),
 )
 
 
@@ -75,8 +66,7 @@ def test_under_long_each_measurement_has_a_process_of_its_own(tmp_path):
 
 
 def test_under_long_what_shares_its_measurements_stays_in_one_process(tmp_path):
-    sharing = replace(PAPER.experiments["time"], shares=True)
-    paper = replace(PAPER, experiments={**PAPER.experiments, "time": sharing})
+    paper = toy_paper(replace(PAPER.experiments["time"], shares=True))
     setting, runs = Setting("long", "cpu", seeds=(0, 1)), [Run("time", {})]
     running.execute(paper, runs, setting, RecordStore(tmp_path), lambda line: None)
     records = RecordStore(tmp_path).load("toy")
