@@ -421,10 +421,9 @@ class TestOneProcess:
         assert losses == pytest.approx(wanted["losses"])
 
 
-class TestShare:
-    @pytest.mark.parametrize("processes", [1, 2, 3, 7])
-    def test_shares_are_the_whole_in_order_and_differ_by_one(self, processes):
-        for samples in range(20):
-            parts = [list(range(samples))[share(samples, r, processes)] for r in range(processes)]
-            assert [n for part in parts for n in part] == list(range(samples))
-            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+@pytest.mark.parametrize("processes", [1, 2, 3, 7])
+def test_shares_are_the_whole_in_order_and_differ_by_one(processes):
+    for samples in range(20):
+        parts = [list(range(samples))[share(samples, r, processes)] for r in range(processes)]
+        assert [n for part in parts for n in part] == list(range(samples))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1

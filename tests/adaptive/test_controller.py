@@ -40,8 +40,8 @@ def follow(controller, costs, distances, first_cost=10.0):
     return steps
 
 
-def falling(epochs, first_cost=10.0):
-    return [first_cost * 0.95 ** (i + 1) for i in range(epochs)]
+def falling(epochs):
+    return [10.0 * 0.95 ** (i + 1) for i in range(epochs)]
 
 
 def with_thetas(controller, thetas):
@@ -370,10 +370,10 @@ class TestRefused:
             ThetaController(**({"initial_batch": 8, "max_batch": 64, "initial_lr": 0.1} | given))
 
 
-def big(dtype=torch.float32):
+def big():
     generator = torch.Generator().manual_seed(0)
     shapes = [(1025, 3000), (CHUNK + 7,), (33, 40, 32, 32), (), (3, 0)]
-    tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    tensors = [torch.randn(shape, generator=generator) for shape in shapes]
     tensors[2] = tensors[2].to(memory_format=torch.channels_last)
     return tensors
 

@@ -51,21 +51,20 @@ def counted(model, schedule, samples, processes):
 SCHEDULE = [(4, 3), (8, 2), (24, 1), (100, 2)]
 
 
-class TestModel:
-    @pytest.mark.parametrize("seed", range(3))
-    @pytest.mark.parametrize("processes", [1, 2, 8, 40])
-    def test_against_counting(self, seed, processes):
-        model = drawn(seed)
-        wanted, steps = counted(model, SCHEDULE, 90, processes)
-        assert model.training_time(SCHEDULE, 90, processes) == pytest.approx(wanted["total_s"])
-        parts = model.breakdown(SCHEDULE, 90, processes)
-        for part in PARTS:
-            assert getattr(parts, part) == pytest.approx(wanted[part])
-        assert parts.total_s == pytest.approx(wanted["total_s"])
-        assert updates(SCHEDULE, 90) == steps
-        alone = counted(model, SCHEDULE, 90, 1)[0]["total_s"]
-        speedup = model.speedup(SCHEDULE, 90, processes)
-        assert speedup == pytest.approx(alone / wanted["total_s"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("processes", [1, 2, 8, 40])
+def test_the_model_against_counting(seed, processes):
+    model = drawn(seed)
+    wanted, steps = counted(model, SCHEDULE, 90, processes)
+    assert model.training_time(SCHEDULE, 90, processes) == pytest.approx(wanted["total_s"])
+    parts = model.breakdown(SCHEDULE, 90, processes)
+    for part in PARTS:
+        assert getattr(parts, part) == pytest.approx(wanted[part])
+    assert parts.total_s == pytest.approx(wanted["total_s"])
+    assert updates(SCHEDULE, 90) == steps
+    alone = counted(model, SCHEDULE, 90, 1)[0]["total_s"]
+    speedup = model.speedup(SCHEDULE, 90, processes)
+    assert speedup == pytest.approx(alone / wanted["total_s"])
 
 
 def measured(model, points):

@@ -105,19 +105,18 @@ class TestSetDropout:
             set_dropout(nn.Linear(1, 1), 0.2)
 
 
-class TestErrors:
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            ({"stages": []}, r"there are 0 stages and 1 sub-stages"),
-            ({"sub_stages": []}, r"there are 1 stages and 0 sub-stages"),
-            (
-                {"stages": [Stage(2, 0.1)], "sub_stages": [SubStage()] * 3},
-                r"a stage's epochs is 2; give .* at least 3",
-            ),
-            ({"warmup_epochs": 5}, r"warmup_epochs is 5; give a whole number, from 0 to 4"),
-        ],
-    )
-    def test_arguments(self, given, message):
-        with pytest.raises(ValueError, match=message):
-            CyclicProgressiveSchedule(**({"stages": [Stage(4, 0.1)]} | given))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stages": []}, r"there are 0 stages and 1 sub-stages"),
+        ({"sub_stages": []}, r"there are 1 stages and 0 sub-stages"),
+        (
+            {"stages": [Stage(2, 0.1)], "sub_stages": [SubStage()] * 3},
+            r"a stage's epochs is 2; give .* at least 3",
+        ),
+        ({"warmup_epochs": 5}, r"warmup_epochs is 5; give a whole number, from 0 to 4"),
+    ],
+)
+def test_arguments(given, message):
+    with pytest.raises(ValueError, match=message):
+        CyclicProgressiveSchedule(**({"stages": [Stage(4, 0.1)]} | given))

@@ -180,10 +180,6 @@ class Centre(torch.nn.Module):
         return loss
 
 
-def deadly(share):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 class OwnError(Exception):
     """Of a function."""
 
@@ -224,7 +220,6 @@ class TestFailures:
         with pytest.raises(CheckpointError, match=r"replaced, and loss_fn.count changed as the tr"):
             train(make_plan(1, 1), engine="ray", loss_fn=Counting())
 
-    @pytest.mark.slow
     def test_what_changes_in_the_driver_alone(self, started):
         scale = [1.0]
 
@@ -242,6 +237,7 @@ class TestFailures:
     @pytest.mark.exhaustive
     def test_a_worker_that_dies_too_often(self, started, monkeypatch):
         monkeypatch.setattr(cluster, "RESTARTS", 0)
+        deadly = lambda share: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
         with pytest.raises(ClusterError, match=r"a worker has died too often, or .*\(\w+Error"):
             train(make_plan(1, 1), engine="ray", data=deadly)
         assert ray.is_initialized()
@@ -337,7 +333,6 @@ class TestRuns:
         with pytest.raises(ClusterError, match=r"the workers need 18 CPU, the cluster has 16; add"):
             train(make_plan(1, 1), engine="ray", cpus_per_worker=9)
 
-    @pytest.mark.slow
     def test_a_cluster_without_room(self, started, monkeypatch):
         monkeypatch.setattr(cluster, "PLACE_S", 5.0)
         holder = ray.remote(Holder).options(num_cpus=15).remote()
@@ -350,7 +345,6 @@ class TestRuns:
         finally:
             ray.kill(holder)
 
-    @pytest.mark.slow
     def test_a_worker_that_dies_and_finds_no_room(self, started, monkeypatch, tmp_path):
         kind, mark = ray.remote(Holder), tmp_path / "to be killed"
         holders = [kind.options(num_cpus=14).remote()]

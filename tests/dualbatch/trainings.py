@@ -39,10 +39,10 @@ def make_model() -> nn.Module:
     )
 
 
-def make_data(samples: int = SAMPLES, side: int = 6) -> tuple[Tensor, Tensor]:
+def make_data(samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
     """Return images and labels, the same ones each time."""
     generator = torch.Generator().manual_seed(4)
-    images = torch.randn(samples, 2, side, side, generator=generator)
+    images = torch.randn(samples, 2, 6, 6, generator=generator)
     return images, torch.randint(3, (samples,), generator=generator)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from test_streamer import make_batch, weighted_loss
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,21 +37,10 @@ def make_model():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
 
 
-def make_batch():
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(16, 6, generator=generator, dtype=torch.float64)
-    return x, torch.randint(4, (16,), generator=generator)
-
-
-def weighted_loss(outputs, targets):
-    labels, weights = targets
-    return (F.cross_entropy(outputs, labels, reduction="none") * weights).sum() / weights.sum()
-
-
 def run_case(case, rank):
     """Return gradients, gradient all-reduces and calls of DDP's forward in one process."""
     start, stop = SHARDS[rank]
-    inputs, y = (part[start:stop] for part in make_batch())
+    inputs, y = (part[start:stop] for part in make_batch(16))
     model = DistributedDataParallel(make_model(), gradient_as_bucket_view=case == "views")
     counts = {"reductions": 0, "forwards": 0}
 
@@ -135,7 +125,7 @@ def loss_with_parameters(model, case, outputs, targets):
 
 
 def routed(case):
-    x, y = make_batch()
+    x, y = make_batch(16)
     if case == "experts":
         x[[6, 7, 14, 15], 0] = -1.0  # the last micro-batch of each process
     return x, y
@@ -180,7 +170,7 @@ def sharded(case, model):
 
 def run_sharded(case, rank):
     """Return full gradients, of a share of 11 samples in each process but for "few"."""
-    x, y = make_batch()
+    x, y = make_batch(16)
     stop = 11 if rank == 0 else 14  # 11 and 9 samples
     x, y = (x[:stop], y[:stop]) if rank == 0 else (x[5:stop], y[5:stop])
     if case == "sharded few":
@@ -222,7 +212,7 @@ def run_refused(case, rank):
             warnings.simplefilter("always")
             MicroBatchStreamer(make_model(), F.cross_entropy, 2)
         return [], [(str(w.message), Path(w.filename).name) for w in caught]
-    x, y = make_batch()
+    x, y = make_batch(16)
     if case in ("static graph", "mixed precision"):
         model = DistributedDataParallel(make_model(), static_graph=case == "static graph")
         model.mixed_precision = object() if case == "mixed precision" else None
@@ -266,7 +256,7 @@ def reference(case):
 
 
 def reference_at(case, scale):
-    model, (x, y) = make_model(), make_batch()
+    model, (x, y) = make_model(), make_batch(16)
     x = scale * x
     if "two_pass" in case:  # a loss of its own for each process's share, and their mean
         loss = sum(F.cross_entropy(model(x[a:b]), y[a:b]) for a, b in SHARDS) / 2
@@ -341,7 +331,7 @@ def test_what_fails_in_one_process_fails_in_all(reports, case, error):
 
 @pytest.mark.parametrize("case", SHARDED)
 def test_fully_sharded_models(reports, case):
-    model, (x, y) = make_model(), make_batch()
+    model, (x, y) = make_model(), make_batch(16)
     shares = (slice(0, 11), slice(5, 14))
     if "two_pass" in case:
         loss = sum(F.cross_entropy(model(x[s]), y[s]) for s in shares) / 2

@@ -8,7 +8,7 @@ CUDA refuses it.
 import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,9 +110,7 @@ def Stream(device: Device = None, priority: int = 0) -> torch.Stream:
     return torch.Stream(torch.device("sim", _index(device)), priority=priority)
 
 
-def Event(
-    enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-) -> torch.Event:
+def Event(enable_timing: bool = False, blocking: bool = False) -> torch.Event:
     here = torch.device("sim", native.current_device())
     return torch.Event(here, enable_timing=enable_timing)
 
@@ -128,13 +126,6 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
 
 def current_stream(device: Device = None) -> torch.Stream:
     return torch.accelerator.current_stream(_index(device))
-
-
-def default_stream(device: Device = None) -> torch.Stream:
-    return torch.Stream(stream_id=0, device_index=_index(device), device_type=20)
-
-
-set_stream = torch.accelerator.set_stream
 
 
 def is_current_stream_capturing() -> bool:
@@ -232,15 +223,6 @@ def set_rng_state(new_state: Tensor, device: Device = "sim") -> None:
     state = bytes(new_state.tolist())
     words = (int.from_bytes(state[i : i + 8], "little") for i in (0, 8))
     native.set_generator_state(_index(device), *words)
-
-
-def get_rng_state_all() -> list[Tensor]:
-    return [get_rng_state(i) for i in range(native.DEVICES)]
-
-
-def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
-    for i, state in enumerate(new_states):
-        set_rng_state(state, i)
 
 
 def manual_seed(seed: int) -> None:
