@@ -56,8 +56,12 @@ def records():
         yield
 
 
+def value(number: str) -> float:
+    return float(number.replace(",", ""))
+
+
 @cache
-def numbers_of(name: str) -> frozenset[str]:
+def numbers_of(name: str) -> frozenset[float]:
     """Return all numbers of an artefact's table and evidence by the reference records."""
     paper, _, artefact_name = name.partition("/")
     source = find_source(load_paper(paper), local=False)
@@ -66,7 +70,7 @@ def numbers_of(name: str) -> frozenset[str]:
     shown = filter(None, (results, results.gpu))
     texts = [repr(TableView(artefact.table(of))) for of in shown]
     texts += [row["evidence"] for row in verdicts(source.paper, artefact, results)]
-    return frozenset(number for text in texts for number in _NUMBER.findall(text))
+    return frozenset(value(number) for text in texts for number in _NUMBER.findall(text))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +119,7 @@ class TestNumbers:
             for (name,), text in quoting:
                 text = re.sub(r"`[^`]*`|\(paper[^)]*\)|\w+-\d+\b|H\d00|\d+ [GM]iB", "", text)
                 numbers = {number.removesuffix(",") for number in _NUMBER.findall(text)}
-                unknown = {number for number in numbers if not is_one_of(number, numbers_of(name))}
+                unknown = {number for number in numbers if value(number) not in numbers_of(name)}
                 assert not unknown, f"{page} quotes {sorted(unknown)} of {name}"
                 checked += len(numbers)
         assert checked > 10 or page not in ("README.md", *METHODS)
@@ -130,11 +134,6 @@ class TestNumbers:
         ]
         rows = table_with("docs/combining.md", "predicted time of")
         assert [row[1] for row in rows] == shares
-
-
-def is_one_of(number: str, known: frozenset[str]) -> bool:
-    """Return whether a number is among others, which may have more zeros behind the point."""
-    return any(float(number.replace(",", "")) == float(k.replace(",", "")) for k in known)
 
 
 def test_the_words_are_defined_as_the_code_has_them():

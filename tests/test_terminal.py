@@ -117,7 +117,9 @@ class TestAt100Columns:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("paper", PAPERS)
-    def test_show_has_all_columns(self, columns, reference, paper):
+    def test_show_has_all_columns_and_a_whole_number_with_each_verdict(
+        self, columns, reference, paper
+    ):
         """Of every artefact, with its reference records."""
         for source, artefact, results in showing.found(paper, None, None):
             for width in (80, 100):
@@ -127,13 +129,6 @@ class TestAt100Columns:
             flat = " ".join(text.split())
             for name in artefact.table(results).columns:
                 assert all(word in flat for word in name.split()), (artefact.name, name)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("paper", PAPERS)
-    def test_show_has_a_whole_number_with_each_verdict(self, columns, reference, paper):
-        columns(100)
-        for source, artefact, results in showing.found(paper, None, None):
-            flat = " ".join(showing.text(source, artefact, results).split())
             for row in summary.verdicts(source.paper, artefact, results):
                 written = claims_of(paper)[artefact.name][row["key"].rpartition(".")[2]]
                 _, verdict, used = summary.judged(artefact, written, results)

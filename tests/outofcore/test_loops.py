@@ -32,8 +32,8 @@ def nothing_was_said():
     _said.clear()
 
 
+@pytest.mark.slow
 class TestOthers:
-    @pytest.mark.slow
     def test_other_threads(self):
         """A thread of the block, one that was there before, and a pool read what is away."""
         out = child("""
@@ -85,7 +85,6 @@ class TestOthers:
         """)
         assert out == "right"
 
-    @pytest.mark.slow
     def test_a_pool_that_trains_its_own_model(self):
         weights = crowd()
 
@@ -104,7 +103,6 @@ class TestOthers:
             assert train(1.0) == wanted[0]
         assert block.statistics.bytes_in > 0
 
-    @pytest.mark.slow
     def test_asynchronous_collectives(self, tmp_path):
         """Gradients that are being averaged stay; and what is reduced in place is not lost."""
         code = """
@@ -143,7 +141,6 @@ class TestOthers:
         """
         assert child(code, str(tmp_path / "meet")) == "[0, 0]"
 
-    @pytest.mark.slow
     def test_a_forked_worker_reads_what_is_away(self, tmp_path):
         code = """
             import os, sys, torch
