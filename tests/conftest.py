@@ -94,9 +94,8 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     store = RecordStore(folder / "local" / "smoke")
     chosen = arguments.choose_datasets(paper, "smoke")
     runs = arguments.plan(paper, paper.artefacts.values(), "smoke", chosen)
-    tally = running.execute(
-        paper, runs, running.Setting("smoke", "cpu"), store, report=lambda line: None
-    )
+    setting = running.Setting("smoke", "cpu")
+    tally = running.execute(paper, runs, setting, store, report=lambda line: None)
     assert tally.failed == 0, [r.error for r in store.load("mbs") if r.status == "failed"]
     assert tally.done == len(runs)
     return Smoke(folder, store)

@@ -156,8 +156,7 @@ SMOKE = ("--profile", "smoke", "--device", "cpu")
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("run", "mbs/figure2", *SMOKE), ("show", "mbs/figure2"), ("status", "--json")],
+    "arguments", [("run", "mbs/figure2", *SMOKE), ("show", "mbs/figure2"), ("status", "--json")]
 )
 def test_a_corrupt_record_is_named_and_skipped(run, reproduced, arguments):
     paths_ = sorted(reproduced.rglob("train-*.json"))

@@ -157,9 +157,8 @@ class TestAsTheyStand:
                 assert base64.b64decode("".join(text)) == drawn.read_bytes()
                 assert kind == "image/png"  # JupyterLab shows no attached SVG
                 across, up = struct.unpack(">II", drawn.read_bytes()[16:24])
-                size = re.search(
-                    r'width="(\d+)" height="(\d+)"', drawn.with_suffix(".svg").read_text()
-                )
+                text = drawn.with_suffix(".svg").read_text()
+                size = re.search(r'width="(\d+)" height="(\d+)"', text)
                 assert [across, up] == [1.5 * float(side) for side in size.groups()]
 
     @pytest.mark.parametrize("key", PAPERS)

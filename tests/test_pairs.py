@@ -15,13 +15,7 @@ from torch.nn import functional
 
 from repro import paths
 from repro.adaptive import DataParallel, FixedBatch, ScheduledBatch, ThetaController, set_lr
-from repro.dualbatch import (
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    Share,
-    Stage,
-    train_dual_batch,
-)
+from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Share, Stage, train_dual_batch
 from repro.mbs import MicroBatchError, MicroBatchStreamer
 from repro.measure import TimeModel
 from repro.microconv import NotTunableError, TunedConv2d, tune

@@ -112,9 +112,8 @@ def test_what_is_drawn_has_the_values_that_were_given():
 
 
 def test_a_signature_lies_below_all_that_is_drawn(tmp_path):
-    figure = plots.learning_curves(
-        {"A": {"loss": {"with": [[1.0, 0.5]], "without": [[1.0, 0.6]]}}}, STYLES
-    )
+    curves = {"with": [[1.0, 0.5]], "without": [[1.0, 0.6]]}
+    figure = plots.learning_curves({"A": {"loss": curves}}, STYLES)
     plots.sign(figure, "Ours: a device · " * 12)
     for suffix in ("png", "svg", "pdf"):
         figure.savefig(tmp_path / f"saved.{suffix}", bbox_inches="tight")

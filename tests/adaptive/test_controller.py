@@ -229,9 +229,8 @@ SCALES = [random.Random(7).uniform(4, 300) for _ in range(14)]
 
 def noise_driven():
     """`epoch` says which scale comes."""
-    controller = NoiseScaleBatch(
-        8, 200, 0.1, lambda: SCALES[controller.epoch], decay_at=Saturation(2, 0.05)
-    )
+    decay = Saturation(2, 0.05)
+    controller = NoiseScaleBatch(8, 200, 0.1, lambda: SCALES[controller.epoch], decay_at=decay)
     controller.epoch = 0
     return controller
 

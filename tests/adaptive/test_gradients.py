@@ -343,9 +343,7 @@ class TestCostsOfLosses:
             return F.cross_entropy(outputs[of(targets)], targets[of(targets)])
 
         y = torch.where(torch.arange(60) < 50, LABELS, -100)
-        with pytest.raises(
-            LossCheckError, match=r"full_cost adds up mini-batches by their samples"
-        ):
+        with pytest.raises(LossCheckError, match=r"full_cost adds up mini-batches by"):
             full_cost(nn.Linear(8, 3), (torch.randn(60, 8), y), 15, loss_fn=loss)
 
     @pytest.mark.parametrize("size", [20, 60])

@@ -92,9 +92,8 @@ BATCHES = [batch(number) for number in range(4)]
 
 
 def parallel_of(model, optimizer, method, loss=F.cross_entropy, **options):
-    return DataParallel(
-        model, loss, optimizer, method, **{"bucket_bytes": 200, "timeout_s": 30} | options
-    )
+    options = {"bucket_bytes": 200, "timeout_s": 30} | options
+    return DataParallel(model, loss, optimizer, method, **options)
 
 
 def plainly(optimizer_of, steps=4, model=None):
@@ -589,9 +588,8 @@ def not_the_same(method, rank, what):
 def not_finite(method):
     """A norm that is not finite, once; and then good steps."""
     model = make()
-    parallel = parallel_of(
-        model, OPTIMIZERS["sgd"](list(model.parameters())), method, clip_grad_norm=1e9
-    )
+    optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+    parallel = parallel_of(model, optimizer, method, clip_grad_norm=1e9)
     x, y = batch(0)
     error = error_of(parallel.step, x * float("nan"), y)
     for number in range(2):

@@ -49,9 +49,7 @@ class TestTrainings:
         for number, step, value in [(0, 1, NAN), (10, 2, -INF)]:
             path.unlink(missing_ok=True)
             data, ended = Poisoned(number, step, value), []
-            with pytest.raises(
-                NonFiniteError, match=r"diverged: the loss is nan .*; lower"
-            ) as caught:
+            with pytest.raises(NonFiniteError, match=r"the loss is nan .*; lower") as caught:
                 train(data=data, checkpoint=path, on_epoch=ended.append, **options)
             commit = whole.log[number]
             epoch = commit.iteration + 1  # in these plans no worker is an epoch ahead

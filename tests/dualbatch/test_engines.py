@@ -110,9 +110,8 @@ class TestClock:
             assert times == pytest.approx(expected)
         # k times as long as four workers with large batches alone.
         baseline = DualBatchPlan.solve(GTX_1080, 1, 0, 4, 500, 50_000)
-        assert result.history[-1].virtual_time_s == pytest.approx(
-            3 * k * baseline.time_of("large"), rel=0.01
-        )
+        last = result.history[-1].virtual_time_s
+        assert last == pytest.approx(3 * k * baseline.time_of("large"), rel=0.01)
 
     def test_time_models_by_resolution(self):
         plan = make_plan(0, 2)

@@ -338,9 +338,7 @@ class TestRuns:
         holder = ray.remote(Holder).options(num_cpus=15).remote()
         ray.get(holder.there.remote())
         try:
-            with pytest.raises(
-                ClusterError, match=r"no machine has had 1 CPU.* 5 s for .*worker 1;"
-            ):
+            with pytest.raises(ClusterError, match=r"no machine has had 1 CPU.* 5 s .*worker 1;"):
                 train(make_plan(1, 1), engine="ray")
         finally:
             ray.kill(holder)
@@ -366,9 +364,7 @@ class TestRuns:
                 yield IMAGES[index], LABELS[index]
 
         try:
-            with pytest.raises(
-                ClusterError, match=r"no machine has had 1 CPU.* 5 s for worker [01];"
-            ):
+            with pytest.raises(ClusterError, match=r"no machine has had 1 CPU.* worker [01];"):
                 train(make_plan(1, 1), engine="ray", data=data, on_epoch=take_room, count=40)
         finally:
             for holder in holders:

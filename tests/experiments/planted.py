@@ -21,9 +21,8 @@ Edit = Callable[[Record], None]  # changes a record in place
 def _reference(paper: str, artefact: str) -> Results:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
-        results = results_of(
-            load_paper(paper).artefacts[artefact], find_source(load_paper(paper), local=False)
-        )
+        source = find_source(load_paper(paper), local=False)
+        results = results_of(source.paper.artefacts[artefact], source)
         assert results.records and (results.gpu is None or results.gpu.records)
     return results
 

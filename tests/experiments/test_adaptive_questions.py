@@ -21,13 +21,7 @@ GROWING = {
     "decay_keeps_up": DECAY,
 }
 # What the paper does not print: of linear scaling and a growing batch on CIFAR-10, and of layers.
-UNSAID = {
-    "linear": 85.0,
-    "scheduled": 86.0,
-    "noise": 90.5,
-    "linear_LARS": 88.0,
-    "theta_LARS": 91.0,
-}
+UNSAID = {"linear": 85.0, "scheduled": 86.0, "noise": 90.5, "linear_LARS": 88.0, "theta_LARS": 91.0}
 
 
 def near(record, value, scatter=0.01):
@@ -225,9 +219,8 @@ CLAIMS = {
     "lars/lars_keeps_up": (PAPERS, ends(lambda c: 70 + 20 * (c["strategy"] == "theta"))),
     "lars/theta_above_lamb": (lamb(89, 87), lamb(79, 80)),
 }
-COMPARED = [
-    f"{name}/{key}" for name in TASKS for key in load_paper("adaptive").artefacts[name].claims
-]
+ARTEFACTS = load_paper("adaptive").artefacts
+COMPARED = [f"{name}/{key}" for name in TASKS for key in ARTEFACTS[name].claims]
 KEEPING = [target for target in COMPARED if target.endswith("keeps_up")]
 LOSING = [target for target in COMPARED if target.endswith("_ends_lower")]
 for name in ("figure2", "figure6"):
@@ -242,7 +235,7 @@ CLAIMS |= {target: (PAPERS, over_best(target, 3.0)) for target in LOSING}
 
 
 def test_every_claim_on_trainings_is_here():
-    artefacts = load_paper("adaptive").artefacts
+    artefacts = ARTEFACTS
     names = {target.partition("/")[0] for target in CLAIMS}
     assert {f"{name}/{key}" for name in names for key in artefacts[name].claims} == {*CLAIMS}
 
@@ -373,19 +366,19 @@ def test_a_table_has_the_papers_rows_without_records_and_marks_what_ran_on():
     found = reference("adaptive/figure4", lambda record: record.metrics.update(stopped=True))
     found.records = [r for r in found.records if r.config["strategy"] not in ("linear", GIVEN)]
     next(r for r in found.records if r.config["strategy"] == "theta").metrics["stopped"] = False
-    table = load_paper("adaptive").artefacts["figure4"].table(found).set_index("strategy")
+    table = ARTEFACTS["figure4"].table(found).set_index("strategy")
     assert table.loc["linear scaling", ["PSNR (dB), paper", "epochs, paper", "n"]].tolist() == [
         "31.35", 1340, 0,
     ]  # fmt: skip
     assert "θ-adaptive, paper's K" not in table.index
     unmet = [name for name in table.index if "rule not met" in str(table["epochs"][name])]
     assert unmet == ["θ-adaptive"]
-    cifar = load_paper("adaptive").artefacts["figure10"].table(reference("adaptive/figure10"))
+    cifar = ARTEFACTS["figure10"].table(reference("adaptive/figure10"))
     assert "epochs" not in cifar  # no rule ends them
 
 
 def test_a_strategy_looks_alike_in_all_figures():
-    artefacts = load_paper("adaptive").artefacts
+    artefacts = ARTEFACTS
     looks, dashed = {}, set()
     for name in ("figure3", "figure10", "lars"):
         for line in artefacts[name].draw(reference(f"adaptive/{name}")).axes[0].get_lines():
@@ -397,7 +390,7 @@ def test_a_strategy_looks_alike_in_all_figures():
 
 
 def test_final_metrics_of_the_paper_and_ours_have_axes_of_their_own():
-    drawn = load_paper("adaptive").artefacts["figure5"].draw(reference("adaptive/figure5"))
+    drawn = ARTEFACTS["figure5"].draw(reference("adaptive/figure5"))
     paper, ours = drawn.axes[-2:]
     assert paper.get_title().startswith("paper") and paper.get_ylim()[0] > 45
     assert ours.get_title().startswith("ours") and ours.get_ylim()[1] < 30

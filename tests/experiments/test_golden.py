@@ -14,13 +14,7 @@ from repro.adaptive import ThetaController
 from repro.dualbatch import plan as planning
 from repro.experiments import PAPERS, golden, load_paper
 from repro.experiments import run as running
-from repro.experiments.design import (
-    Artefact,
-    Experiment,
-    Outcome,
-    Paper,
-    Run,
-)
+from repro.experiments.design import Artefact, Experiment, Outcome, Paper, Run
 from repro.experiments.golden import Differs, NotCompared, computed_again
 from repro.experiments.one_run import STEPS, recording
 from repro.measure import Timing
@@ -190,9 +184,8 @@ class TestComparison:
         with pytest.raises(Differs, match="the loss of step 2"):
             computed_again(paper, replace(rounded, first_steps=wrong))
         drifting = steps | {"losses": [[x * (1 + 1e-7 * 9**n)] for n, (x,) in enumerate(near)]}
-        assert "first 8 steps to 3e-01" in computed_again(
-            paper, replace(rounded, first_steps=drifting)
-        )
+        told = computed_again(paper, replace(rounded, first_steps=drifting))
+        assert "first 8 steps to 3e-01" in told
         late = steps | {"losses": [*near[:5], [1.01 * near[5][0]], *near[6:]]}
         with pytest.raises(Differs, match="the loss of step 6"):
             computed_again(paper, replace(rounded, first_steps=late))

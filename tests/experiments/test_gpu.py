@@ -16,13 +16,7 @@ from repro.experiments.run import Setting
 from repro.records import RecordStore, local_store
 
 TRAIN = gpu.Piece(
-    "d",
-    "adaptive/figure10",
-    5,
-    only={"strategy": ["best"]},
-    seeds="2",
-    at_once=2,
-    data=("digits",),
+    "d", "adaptive/figure10", 5, only={"strategy": ["best"]}, seeds="2", at_once=2, data=("digits",)
 )
 MEASURE = gpu.Piece("b", "outofcore/table1", 5, ["measured"], {"mode": ["in_core"]})
 SMOKE = Setting("smoke", "cpu")

@@ -61,8 +61,7 @@ class TestDividedFaster:
 
 
 @pytest.mark.parametrize(
-    ("wd", "word"),
-    [(0.9, "reproduced"), (1.1, "not reproduced"), ((0.8, 1.1, 1.0), "undecided")],
+    ("wd", "word"), [(0.9, "reproduced"), (1.1, "not reproduced"), ((0.8, 1.1, 1.0), "undecided")]
 )
 def test_wd_over_wr_with_the_same_workspace(wd, word):
     make = world(**{"WD_82_5_MiB_powerOfTwo": wd})

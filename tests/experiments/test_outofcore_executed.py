@@ -11,13 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from repro.experiments.outofcore import building, measuring, runs
 from repro.experiments.outofcore.building import limit_bytes, published_times, trace_at
-from repro.experiments.outofcore.fitting import (
-    best_fit,
-    can_train,
-    chunked,
-    fit,
-    largest_budget,
-)
+from repro.experiments.outofcore.fitting import best_fit, can_train, chunked, fit, largest_budget
 from repro.experiments.outofcore.runs import PIX2PIXHD, RESNET
 from repro.measure import MemoryMeter, accelerator, machine
 from repro.measure.accelerator import HostMemoryError
@@ -111,9 +105,8 @@ class TestAccelerator:
     def test_chunks_are_simulated_where_they_are_not_cudas(self, device):
         if device.type == "cuda":
             pytest.skip("CUDA has them, in a process of its own")
-        outcome = measuring.measured(
-            _MEASURED | {"mode": "schedule_va", "batch": 32}, 0, None, str(device)
-        )
+        config = _MEASURED | {"mode": "schedule_va", "batch": 32}
+        outcome = measuring.measured(config, 0, None, str(device))
         metrics = outcome.metrics
         assert metrics["held_bytes"] <= metrics["reserved_bytes"] <= metrics["limit_bytes"]
         assert metrics["bytes_moved"] > 0

@@ -3,22 +3,11 @@
 import made
 import pytest
 from made import FAILED, OUT_OF_MEMORY
-from made_outofcore import (
-    PAPER,
-    World,
-    judged,
-    results,
-)
+from made_outofcore import PAPER, World, judged, results
 
 from repro.experiments.design import claims_of
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.runs import (
-    CHUNKS,
-    MEASURED,
-    PEERS,
-    SCHEDULE,
-    SIMULATED,
-)
+from repro.experiments.outofcore.runs import CHUNKS, MEASURED, PEERS, SCHEDULE, SIMULATED
 
 # At 512 images the paper keeps 77 %, more than these records of chunks (75 %) do.
 KEPT = {("relative", "schedule_va", size): 0.8 for size in (512, 32)}

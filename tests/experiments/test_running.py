@@ -347,9 +347,8 @@ class TestArguments:
         # Each once, and what has no such key as it is.
         assert [run.config.get("way") for run in changed] == ["fancy"] * 4 + [None]
         assert self.RUNS[0].config["way"] == "plain"
-        (seeded,) = arguments.with_changes(
-            toy.paper, [Run("train", {"lr": 0.1}, (7,), "mine")], [("lr", "1")]
-        )
+        runs = [Run("train", {"lr": 0.1}, (7,), "mine")]
+        (seeded,) = arguments.with_changes(toy.paper, runs, [("lr", "1")])
         assert (seeded.config, seeded.seeds, seeded.label) == ({"lr": 1}, (7,), "mine")
 
     def test_what_lies_deeper_is_named_with_its_outer_key(self, toy):

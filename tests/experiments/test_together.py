@@ -360,12 +360,9 @@ class TestLearning:
     def images(self):
         torch.manual_seed(0)
         pixels = torch.randint(256, (128, 3, 8, 8), dtype=torch.uint8)
-        whole, test = (
-            Split(own, torch.arange(len(own)) % 10) for own in (pixels[:96], pixels[96:])
-        )
-        return ImageData(
-            "toy", "toy", "synthetic", "random", "0" * 16, tuple("0123456789"), whole, test
-        )
+        splits = [Split(own, torch.arange(len(own)) % 10) for own in (pixels[:96], pixels[96:])]
+        classes = tuple("0123456789")
+        return ImageData("toy", "toy", "synthetic", "random", "0" * 16, classes, *splits)
 
     def config(self, strategy):
         planned = runs.trainings("smoke", {CIFAR: "digits"})

@@ -43,9 +43,8 @@ def execute(store: RecordStore, **config) -> tuple[running.Tally, list[str]]:
     runs += [Run("learn", config), Run("learn", {**config, "x": 1})]
     said: list[str] = []
     with Workers(2) as workers:
-        tally = running.execute(
-            PAPER, runs, Setting("smoke", "cpu", seeds=(0, 1)), store, said.append, workers
-        )
+        setting = Setting("smoke", "cpu", seeds=(0, 1))
+        tally = running.execute(PAPER, runs, setting, store, said.append, workers)
     return tally, said
 
 

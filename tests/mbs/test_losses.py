@@ -539,9 +539,8 @@ def language_error(inputs, **options):
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("normalization", ["exact", "none"])
 def test_a_loss_of_tokens_inside_the_model_is_refused(normalization, dropout):
-    streamer = MicroBatchStreamer(
-        LanguageModel(dropout), outputs_loss, 16, normalization=normalization
-    )
+    model = LanguageModel(dropout)
+    streamer = MicroBatchStreamer(model, outputs_loss, 16, normalization=normalization)
     inputs = {"input_ids": TOKENS, "labels": PADDED}
     if normalization == "exact":  # equal lengths: the mean over tokens is one over samples
         streamer.backward({"input_ids": TOKENS, "labels": TOKENS})

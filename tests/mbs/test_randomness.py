@@ -9,12 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.mbs import (
-    HookError,
-    MicroBatchStreamer,
-    MixedSamplesError,
-    NondeterministicModelError,
-)
+from repro.mbs import HookError, MicroBatchStreamer, MixedSamplesError, NondeterministicModelError
 
 X = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(4, (20,), generator=torch.Generator().manual_seed(2))

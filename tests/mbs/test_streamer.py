@@ -309,9 +309,8 @@ def test_lazy_layers_are_made_as_by_the_first_forward_pass(size):
     gradients_of = []
     for streamed in (False, True):
         layers = [nn.LazyLinear(8), nn.LazyInstanceNorm1d(affine=True), nn.LazyLinear(4)]
-        model = nn.Sequential(
-            layers[0], nn.Unflatten(1, (2, 4)), layers[1], nn.Flatten(), layers[2]
-        )
+        first, norm, last = layers
+        model = nn.Sequential(first, nn.Unflatten(1, (2, 4)), norm, nn.Flatten(), last)
         model.double()
         torch.manual_seed(0)
         if streamed:
@@ -493,9 +492,7 @@ def test_two_pass_needs_tensors_and_takes_no_weights():
     streamer = MicroBatchStreamer(make_model(), F.cross_entropy, 4, two_pass=True)
     x, y = make_batch(8)
     for refuses in (streamer, MicroBatchStreamer(make_model(), F.cross_entropy, "auto")):
-        with pytest.raises(
-            MicroBatchError, match="whole number as micro_batch_size, a single pass"
-        ):
+        with pytest.raises(MicroBatchError, match="whole number as micro_batch_size"):
             refuses.backward(iter([(x, y)]))
     with pytest.raises(MicroBatchError, match="weigh its samples there"):
         streamer.backward(x, y, weights=[1.0] * 8)

@@ -128,12 +128,7 @@ def test_loss_and_gradients_in_float32(math_, tolerance, layout, mode, cache, pr
 
 
 @pytest.mark.parametrize(
-    "algorithms",
-    [
-        pytest.param(("cudnn",), marks=cuda_only("cuDNN")),
-        ("torch:im2col",),
-        None,
-    ],
+    "algorithms", [pytest.param(("cudnn",), marks=cuda_only("cuDNN")), ("torch:im2col",), None]
 )
 def test_a_step_never_waits_for_the_device(algorithms, cache, device, no_waits):
     model, x = make_net(device), images(device)

@@ -64,9 +64,8 @@ def every_plan(trace: Trace, budget: int) -> Iterator[SwapPlan]:
                 if sum(trace.sizes[name] for name in on_device) > budget:
                     continue
                 released = [Action(Kind.RELEASE, name) for name in sorted(leave)]
-                entered = [
-                    Action(_kind(trace, name, number), name) for name in sorted(missing | enter)
-                ]
+                brought = sorted(missing | enter)
+                entered = [Action(_kind(trace, name, number), name) for name in brought]
                 orders = {(*released, *entered), (*entered, *released)}
                 dirty = valid - frozenset(trace.functions[number].outputs)
                 for out in _subsets(sorted(on_device - dirty)):

@@ -13,12 +13,7 @@ import pytest
 
 from repro.outofcore import native
 from repro.outofcore.allocator import AllocatorError, ChunkedAllocator, OutOfMemory
-from repro.outofcore.native import (
-    AllocatorBuildError,
-    ChunkedMemory,
-    NativeOutOfMemory,
-    build,
-)
+from repro.outofcore.native import AllocatorBuildError, ChunkedMemory, NativeOutOfMemory, build
 
 PAGE = os.sysconf("SC_PAGESIZE")
 

@@ -137,9 +137,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def noticed(
-    program: Callable[[], Any],
-    expected: Any = None,
-    omission: Omission | None = None,
+    program: Callable[[], Any], expected: Any = None, omission: Omission | None = None
 ) -> Found:
     """Run a program, with an omission planted where one is given, and say how it shows.
 

@@ -41,12 +41,8 @@ def carry_out(paper: Paper, runs: list[Run], store: RecordStore, device: str) ->
     setting = running.Setting("smoke", device)
     tally = running.execute(paper, runs, setting, store, print)
     records = list(store.load(paper.key))
-    wrong = [
-        f"{record.experiment}: {record.error}" for record in records if record.status == "failed"
-    ]
-    wrong += [
-        f"{record.device}" for record in records if record.device["name"] != "Simulated Device"
-    ]
+    wrong = [f"{each.experiment}: {each.error}" for each in records if each.status == "failed"]
+    wrong += [f"{each.device}" for each in records if each.device["name"] != "Simulated Device"]
     if not tally.done == len(runs) == len(records):
         wrong.append(f"{len(runs)} runs, {tally.done} done, {len(records)} records")
     return wrong

@@ -43,11 +43,7 @@ def virtual_time(costs: Costs) -> Iterator[Callable[[], float]]:
     for index in range(native.DEVICES):
         torch.accelerator.synchronize(index)
     native.keep_time(
-        costs.kernel_s,
-        costs.bytes_per_s,
-        costs.copy_s,
-        costs.in_bytes_per_s,
-        costs.out_bytes_per_s,
+        costs.kernel_s, costs.bytes_per_s, costs.copy_s, costs.in_bytes_per_s, costs.out_bytes_per_s
     )
     native.set_patience(2**31 - 1)
     try:
