@@ -106,9 +106,7 @@ class TestNumbers:
         """That is, every number below a ``python -m repro show``, or beside an artefact's name."""
         checked = 0
         for above, (head, *rows) in tables(page):
-            shown = re.findall(
-                r"`python -m repro show (\w+/\w+)(?: --profile gpu)?`, an\s+excerpt", above
-            )
+            shown = re.findall(r"`python -m repro show (\w+/\w+)[^`]*`, an\s+excerpt", above)
             if page == "README.md" and head[0].startswith("method"):
                 quoting = [(_ARTEFACT.findall(row[2]), row[2]) for row in rows]
             elif head[0].startswith("artefact, for"):
@@ -129,9 +127,8 @@ class TestNumbers:
         cells = limit.cells(results_of(source.paper.artefacts["advice"], source))
         right = cells["time"].dropna().abs() <= limit.WITHIN
         plain = cells["mode"].isin(["undivided", "accumulation", "mbs"])[right.index]
-        shares = [
-            f"{part.sum()} of {len(part)} cases" for part in (right[plain], right[~plain], right)
-        ]
+        groups = (right[plain], right[~plain], right)
+        shares = [f"{part.sum()} of {len(part)} cases" for part in groups]
         rows = table_with("docs/combining.md", "predicted time of")
         assert [row[1] for row in rows] == shares
 
@@ -256,11 +253,8 @@ def surroundings() -> dict[str, object]:
 
 def blocks() -> dict[str, list[str]]:
     """Return the Python blocks of every page; those of recipes are run by test_recipes."""
-    by_page = {
-        page: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-        for page, text in PAGES.items()
-        if page != "docs/recipes.md"
-    }
+    code = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    by_page = {p: code.findall(text) for p, text in PAGES.items() if p != "docs/recipes.md"}
     return {page: snippets for page, snippets in by_page.items() if snippets}
 
 

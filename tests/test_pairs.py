@@ -156,9 +156,8 @@ PLAN = DualBatchPlan.solve(TimeModel(1e-3, 1e-2), 1.1, 1, 1, BATCH, SAMPLES)
 
 def dual(make: Callable[[], nn.Module] = network, lr: float = 0.1, **given: Any) -> Any:
     schedule = CyclicProgressiveSchedule([Stage(given.pop("epochs", 2), lr)])
-    return train_dual_batch(
-        make, given.pop("data", (IMAGES, LABELS)), given.pop("plan", PLAN), schedule, **given
-    ).state
+    data, plan = given.pop("data", (IMAGES, LABELS)), given.pop("plan", PLAN)
+    return train_dual_batch(make, data, plan, schedule, **given).state
 
 
 def block(budget: int = BUDGET) -> OutOfCore:

@@ -50,9 +50,8 @@ def trained_whole(example, precision="no"):
 
 
 def assert_same(model, expected, start, tolerance):
-    moved = [
-        (a - b).abs().max() for a, b in zip(expected.parameters(), start.parameters(), strict=True)
-    ]
+    pairs = zip(expected.parameters(), start.parameters(), strict=True)
+    moved = [(a - b).abs().max() for a, b in pairs]
     assert max(moved) > 20 * tolerance  # else anything would agree
     for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)

@@ -52,9 +52,8 @@ def test_fit_equals_a_loop_written_by_hand(model, batches):
             optimizer.step()
             losses += [loss.item()] * len(inputs)
         expected.append(np.mean(losses))
-    for ours, theirs in zip(
-        model.state_dict().values(), reference.state_dict().values(), strict=True
-    ):
+    pairs = zip(model.state_dict().values(), reference.state_dict().values(), strict=True)
+    for ours, theirs in pairs:
         assert torch.equal(ours, theirs)
     assert [epoch.train_loss for epoch in history] == pytest.approx(expected, rel=1e-6)
     assert [epoch.number for epoch in history] == [1, 2, 3]

@@ -69,26 +69,16 @@ def train(
         losses = [parallel.mean(value) for value in losses]
         parallel.close()
         assert hooks_of(model, optimizer) == 0
-    return described(model, optimizer) | {
-        "losses": list(map(float, losses)),
-        "norms": norms,
-        "scales": scales,
-    }
+    found = {"losses": list(map(float, losses)), "norms": norms, "scales": scales}
+    return described(model, optimizer) | found
 
 
 def described(model, optimizer):
     """Weights, and the optimizer's state with its layout."""
-    state = [
-        value
-        for p in model.parameters()
-        for _, value in sorted(optimizer.state.get(p, {}).items())
-        if isinstance(value, torch.Tensor)
-    ]
-    return {
-        "weights": weights_of(model),
-        "state": [value.clone() for value in state],
-        "strides": [value.stride() for value in state],
-    }
+    states = [sorted(optimizer.state.get(p, {}).items()) for p in model.parameters()]
+    state = [v for own in states for _, v in own if isinstance(v, torch.Tensor)]
+    strides, state = [v.stride() for v in state], [v.clone() for v in state]
+    return {"weights": weights_of(model), "state": state, "strides": strides}
 
 
 def weights_of(model):

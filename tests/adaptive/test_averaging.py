@@ -280,11 +280,8 @@ def lost(context, tmp_path_factory):
     """What the survivor of each pair tells."""
     asked = [*ENDS, *(("all_to_all", f"{how} at {stage}") for how, stage in ELSEWHERE)]
     pairs = {pair: tmp_path_factory.mktemp("pair") for pair in asked}
-    processes = [
-        context.Process(target=lose, args=(rank, str(folder), *pair), daemon=True)
-        for pair, folder in pairs.items()
-        for rank in range(2)
-    ]
+    lost = [(rank, str(folder), *pair) for pair, folder in pairs.items() for rank in range(2)]
+    processes = [context.Process(target=lose, args=args, daemon=True) for args in lost]
     for process in processes:
         process.start()
     yield {pair: folder / "report.json" for pair, folder in pairs.items()}

@@ -119,9 +119,8 @@ def test_a_root_of_the_mean_of_two_or_one_sample_is_told():
 
     model, x, y = nn.Linear(8, 1), torch.randn(12, 8), torch.randn(12, 1)
     with pytest.raises(LossCheckError):
-        DataParallel(model, root, torch.optim.SGD(model.parameters()), micro_batch=1).step(
-            x[:2], y[:2]
-        )
+        optimizer = torch.optim.SGD(model.parameters())
+        DataParallel(model, root, optimizer, micro_batch=1).step(x[:2], y[:2])
     with pytest.warns(UserWarning, match="full_cost: it could not be checked") as told:
         full_cost(model, (x, y), 1, loss_fn=root)
     assert len(told) == 1

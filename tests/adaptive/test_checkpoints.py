@@ -33,10 +33,8 @@ def test_damage_is_refused(tmp_path):
     path = tmp_path / "a.pt"
     save_checkpoint(path, {"number": 1, "weights": torch.ones(1000)})
     whole = path.read_bytes()
-    flipped = [
-        whole[:byte] + bytes([whole[byte] ^ 1]) + whole[byte + 1 :]
-        for byte in (0, 31, 32, len(whole) // 2, len(whole) - 1)
-    ]
+    places = (0, 31, 32, len(whole) // 2, len(whole) - 1)
+    flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in places]
     plain = whole[32:]  # as torch saves it
     for damaged in [b"", whole[:20], whole[:32], whole[:-1], whole + b"\0", plain, *flipped]:
         path.write_bytes(damaged)

@@ -235,19 +235,11 @@ def noise_driven():
     return controller
 
 
+WARMED = {"warmup": 3, "warmup_from": 0.01, "lr_exponent": 0.5}
 MAKERS = {
     "theta": lambda: ThetaController(8, 100, 0.1, decay_at=(5, 9)),
     "theta, all options": lambda: ThetaController(
-        8,
-        100,
-        0.1,
-        1.5,
-        0.3,
-        decay=0.2,
-        decay_at=Saturation(2, 0.1),
-        warmup=3,
-        warmup_from=0.01,
-        lr_exponent=0.5,
+        8, 100, 0.1, 1.5, 0.3, decay=0.2, decay_at=Saturation(2, 0.1), **WARMED
     ),
     "fixed": lambda: FixedBatch(32, 0.1, decay_at=[4, 7], decay=0.5),
     "linear": lambda: LinearScaling(256, 32, 0.1, decay_at=(6,)),

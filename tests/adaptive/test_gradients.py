@@ -358,10 +358,8 @@ class TestCostsOfLosses:
 
     def test_noise_of_a_sum_is_that_of_the_mean(self):
         model, x, y = least_squares()
-        scales = [
-            noise_scale(model, (x, y), 4, loss_fn=partial(F.mse_loss, reduction=kind))
-            for kind in ("mean", "sum")
-        ]
+        losses = [partial(F.mse_loss, reduction=kind) for kind in ("mean", "sum")]
+        scales = [noise_scale(model, (x, y), 4, loss_fn=loss) for loss in losses]
         assert scales[1] == pytest.approx(scales[0]) and math.isfinite(scales[0])
 
 

@@ -1,3 +1,4 @@
+import itertools
 import random
 
 import pytest
@@ -83,11 +84,8 @@ class TestFit:
         alpha, beta, size, rounds = draw.uniform(1e-4, 1e-2), draw.uniform(1e-9, 1e-8), 4e8, 7
         model = drawn(seed, latency_s=rounds * alpha, transfer_s=beta * size)
         points = [(8, 1), (4, 2), (16, 2), (4, 4), (8, 8)]
-        messages = [
-            (n, p, 2 * (p - 1) * (alpha + beta * n / p))
-            for n in (10**4, 10**6, 10**8)
-            for p in (2, 4)
-        ]
+        cases = itertools.product((10**4, 10**6, 10**8), (2, 4))
+        messages = [(n, p, 2 * (p - 1) * (alpha + beta * n / p)) for n, p in cases]
         steps = measured(model, points)
         assert any(step.blocked_s > 0.02 * step.computation_s for step in steps)
         fitted = ScalingModel.fit(steps, messages, int(size), rounds)

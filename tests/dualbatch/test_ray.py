@@ -227,12 +227,8 @@ class TestFailures:
             return torch.nn.functional.cross_entropy(outputs, targets) * scale[0]
 
         with pytest.raises(CheckpointError, match=r"loss_fn.scale\[0\] changed in this process"):
-            train(
-                make_plan(1, 1),
-                engine="ray",
-                loss_fn=loss_fn,
-                on_epoch=lambda entry: scale.__setitem__(0, 2.0),
-            )
+            given = {"loss_fn": loss_fn, "on_epoch": lambda entry: scale.__setitem__(0, 2.0)}
+            train(make_plan(1, 1), engine="ray", **given)
 
     @pytest.mark.exhaustive
     def test_a_worker_that_dies_too_often(self, started, monkeypatch):
@@ -306,9 +302,8 @@ class TestRuns:
         options = {"sync": "bsp", "loss_fn": Centre()}
         whole, result = train(make_plan(1, 1), **options), run(**options)
         assert same(result.state, whole.state)
-        assert [(c.pulled, c.staleness) for c in result.log] == [
-            (c.pulled, c.staleness) for c in whole.log
-        ]
+        ours, theirs = ([(c.pulled, c.staleness) for c in one.log] for one in (result, whole))
+        assert ours == theirs
         losses = [entry.train_loss for entry in whole.history]
         assert [entry.train_loss for entry in result.history] == pytest.approx(losses)
 

@@ -46,10 +46,8 @@ def batches(share):
 
 def of_sizes(share, sizes):
     ends = itertools.accumulate(sizes)
-    return [
-        (IMAGES[share.indices[end - n : end]], LABELS[share.indices[end - n : end]])
-        for end, n in zip(ends, sizes, strict=True)
-    ]
+    parts = [share.indices[end - n : end] for end, n in zip(ends, sizes, strict=True)]
+    return [(IMAGES[part], LABELS[part]) for part in parts]
 
 
 ONCE = "of a share of 25 samples in batches of 4 \\(worker 0, epoch 1\\)"

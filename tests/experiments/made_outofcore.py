@@ -109,11 +109,8 @@ class World:
             usual = 1.0 if batch == most or half else 0.8
         limit = self.limit(where)
         reserved = int(limit * (0.95 if mode == "schedule_va" else 0.9))
-        row = {
-            "time_s": batch / (RATE * self.of("relative", usual, *cell)),
-            "reserved_bytes": reserved,
-            "held_bytes": reserved - MIB,
-        }
+        speed = RATE * self.of("relative", usual, *cell)
+        row = {"time_s": batch / speed, "reserved_bytes": reserved, "held_bytes": reserved - MIB}
         if mode in ("schedule", "schedule_va", "lms", "paper", "paper_va"):
             share = self.of("budget", 0.85 if mode == "schedule_va" else 0.5, *cell)
             moved = (50 if half else 100) * MIB

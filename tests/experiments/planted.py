@@ -32,13 +32,9 @@ def reference(target: str, edit: Edit = lambda record: None, gpu: bool = False) 
     paper, artefact, *_ = target.split("/")
     whole = _reference(paper, artefact)
     results = copy(whole.gpu if gpu else whole)
+    changed = ("config", "metrics", "timings")
     results.records = [
-        replace(
-            record,
-            config=deepcopy(record.config),
-            metrics=deepcopy(record.metrics),
-            timings=deepcopy(record.timings),
-        )
+        replace(record, **{name: deepcopy(getattr(record, name)) for name in changed})
         for record in results.records
     ]
     for record in results.records:

@@ -83,9 +83,8 @@ def test_a_training_with_graphs():
 
 def test_steps_on_a_gpu_are_not_timed_by_the_hosts_clock(device):
     model = make_model(device)
-    parallel = DataParallel(
-        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)
-    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, nn.functional.cross_entropy, optimizer)
     for _ in range(2):
         x, y = torch.randn(4, 3, 12, 12).to(device), torch.randint(4, (4,)).to(device)
         assert parallel.step(x, y).isfinite()

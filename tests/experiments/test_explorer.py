@@ -22,10 +22,8 @@ def computed(size, kind):
 
 def explorer(written=3):
     sizes = {f"{n} MiB": n for n in range(11)}
-    controls = {
-        "size": Control("size", sizes, "3 MiB", written),
-        "kind": Control("kind", {"one": 1, "two": 2}, "two", 2, listed=True),
-    }
+    kinds = Control("kind", {"one": 1, "two": 2}, "two", 2, listed=True)
+    controls = {"size": Control("size", sizes, "3 MiB", written), "kind": kinds}
     return Explorer("made", controls, computed)
 
 

@@ -23,11 +23,8 @@ def test_it_is_shown_from_two_seeds_on(seeds, shown, monkeypatch, tmp_path, make
         for run in paper.artefacts["figure1"].runs(name, chosen):
             for seed in range(seeds if name == LONG else 3):
                 key = f"{len(list(store.folder.rglob('*.json'))):024d}"
-                store.write(
-                    make_record(
-                        run.experiment, paper="adaptive", key=key, config=run.config, seed=seed
-                    )
-                )
+                named = {"paper": "adaptive", "key": key, "config": run.config, "seed": seed}
+                store.write(make_record(run.experiment, **named))
     found = results_of(paper.artefacts["figure1"], find_source(paper))
     assert found.profile == shown
     assert results_of(paper.artefacts["figure1"], find_source(paper, "quick")).profile == "quick"

@@ -134,7 +134,6 @@ def test_a_layer_that_updates_its_statistics_itself_cannot_be_held_back():
 
     model = nn.Sequential(Own(6), nn.Linear(6, 4))
     with pytest.raises(MicroBatchError, match="cannot hold back Own"):
-        MicroBatchStreamer(model, F.cross_entropy, 6, batchnorm="deferred").backward(
-            torch.randn(24, 6), torch.randint(4, (24,))
-        )
+        streamer = MicroBatchStreamer(model, F.cross_entropy, 6, batchnorm="deferred")
+        streamer.backward(torch.randn(24, 6), torch.randint(4, (24,)))
     assert not model[0].running_mean.any() and model[1].weight.grad is None

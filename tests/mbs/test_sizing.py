@@ -86,10 +86,8 @@ def test_probes_leave_no_trace(form):
     for model in models:
         for p in model.parameters():
             p.grad = torch.ones_like(p)
-    options = {
-        "two_pass": form == "two_pass",
-        "batchnorm": "deferred" if form == "deferred" else "micro",
-    }
+    norm = "deferred" if form == "deferred" else "micro"
+    options = {"two_pass": form == "two_pass", "batchnorm": norm}
     states, timelines = [], []
     for model, size in zip(models, (24, "auto"), strict=True):
         torch.manual_seed(4)
@@ -134,10 +132,8 @@ def fragile_pair(dropout=0.0):
 @pytest.mark.parametrize("form", ["whole", "two_pass", "deferred", "scaler"])
 def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
     model, plain, fragile = fragile_pair(dropout=0.5)
-    options = {
-        "two_pass": form == "two_pass",
-        "batchnorm": "deferred" if form == "deferred" else "micro",
-    }
+    norm = "deferred" if form == "deferred" else "micro"
+    options = {"two_pass": form == "two_pass", "batchnorm": norm}
     scalers = [torch.amp.GradScaler("cpu") if form == "scaler" else None for _ in range(2)]
     streamer = MicroBatchStreamer(model, F.cross_entropy, "auto", scaler=scalers[0], **options)
     reference = MicroBatchStreamer(plain, F.cross_entropy, 8, scaler=scalers[1], **options)

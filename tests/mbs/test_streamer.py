@@ -368,11 +368,8 @@ def test_inputs_that_wait_for_a_gradient_are_refused():
 
 
 def state_of(model):
-    return (
-        [(p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()],
-        [b.clone() for b in model.buffers()],
-        torch.get_rng_state(),
-    )
+    held = [(p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
+    return held, [b.clone() for b in model.buffers()], torch.get_rng_state()
 
 
 def assert_unchanged(model, state):

@@ -153,11 +153,8 @@ def stub(library, monkeypatch):
 def log(stub, start):
     """The stub's log as dictionaries, of the calls that begin so."""
     lines = stub.library.stub_log().decode().splitlines()
-    return [
-        dict(re.findall(r"(\w+)=(\S+)", line)) | {"kind": line.split()[1]}
-        for line in lines
-        if line.startswith(start)
-    ]
+    chosen = [line for line in lines if line.startswith(start)]
+    return [dict(re.findall(r"(\w+)=(\S+)", line)) | {"kind": line.split()[1]} for line in chosen]
 
 
 CONVS = [

@@ -45,9 +45,8 @@ class Invented(Backend):
         first, _, out = operands
         b, start = len(first), first.storage_offset() // max(1, first[0].numel())
         size = workspace.numel()
-        self.calls.append(
-            SimpleNamespace(algorithm=algorithm, b=b, workspace=size, out=len(out), start=start)
-        )
+        call = SimpleNamespace(algorithm=algorithm, b=b, workspace=size, out=len(out), start=start)
+        self.calls.append(call)
         assert size >= self.given_bytes(algorithm, kernel, b)
         if error := self.errors.get(algorithm):
             raise error

@@ -639,10 +639,8 @@ def test_a_sample_that_the_model_cannot_take():
         for wrong, name in ((Net, "Net"), ([make_net()], "list")):
             with pytest.raises(NotTunableError, match=f"given {name}, which is no module"):
                 function(wrong, *given)
-    with (
-        torch.utils.flop_counter.FlopCounterMode(display=False),
-        pytest.raises(NotTunableError, match=r"watched \(torch.utils.flop_counter\)"),
-    ):
+    watch = torch.utils.flop_counter.FlopCounterMode(display=False)
+    with watch, pytest.raises(NotTunableError, match=r"watched \(torch.utils.flop_counter\)"):
         tune(model, images())
 
 

@@ -622,9 +622,8 @@ class TestOtherTensors:
 
             def step():
                 one = vmap(grad(norm), (None, 0))(parameters, x)["weight"]
-                two = torch.ops.higher_order.cond(
-                    x.sum() > 0, lambda v: (v @ v.T,), lambda v: (v.cos(),), (x,)
-                )[0]
+                cond = torch.ops.higher_order.cond
+                (two,) = cond(x.sum() > 0, lambda v: (v @ v.T,), lambda v: (v.cos(),), (x,))
                 touch(crowd())
                 return one.tolist(), two.tolist(), jacrev(torch.sin)(x[0]).tolist()
 

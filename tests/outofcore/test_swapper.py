@@ -403,10 +403,8 @@ class TestArguments:
     )
     def test_what_is_of_another_kind(self, name, values, allowed):
         for value in values:
-            with (
-                pytest.raises(ValueError, match=allowed),
-                OutOfCore(**{"budget_bytes": 1} | {name: value}),
-            ):
+            options = {"budget_bytes": 1} | {name: value}
+            with pytest.raises(ValueError, match=allowed), OutOfCore(**options):
                 pass
 
     def test_what_is_done_inside_and_outside(self):

@@ -181,9 +181,8 @@ def test_generators_repeat_in_any_order_of_execution(sim):
         draw()
     assert torch.equal(draw(), second)
     one, other = (torch.Generator(device=sim).manual_seed(3) for _ in range(2))
-    assert torch.equal(
-        torch.randperm(9, device=sim, generator=one), torch.randperm(9, device=sim, generator=other)
-    )
+    draws = [torch.randperm(9, device=sim, generator=each) for each in (one, other)]
+    assert torch.equal(*draws)
     with pytest.raises(RuntimeError, match="generator"):
         torch.rand(1, device=sim, generator=torch.Generator())
 
