@@ -21,6 +21,8 @@ NAMES = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
 METHODS = sorted(name for name in NAMES if (paths.PACKAGE / name).is_dir())
 NOTEBOOK_PACKAGES = ("IPython", "ipywidgets", "papermill", "nbformat", "nbconvert", "nbclient",
                      "jupyter_client", "ipykernel")  # fmt: skip
+LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy"}
+in_a_checkout = pytest.mark.skipif(paths.INSTALLED, reason="not a checkout")
 
 
 ONLY_CUDA = {
@@ -95,10 +97,8 @@ def circle(folder: Path, package: str) -> list[str]:
         arrows[stem] = set()
         for module, name in imported_names(ast.parse(path.read_bytes())):
             # `from repro.mbs import errors` imports a module; most others, a name of one.
-            within = {
-                "__init__" if dotted == package else dotted.removeprefix(f"{package}.")
-                for dotted in (module, f"{module}.{name}")
-            }
+            both = [n.removeprefix(f"{package}.") for n in (module, f"{module}.{name}")]
+            within = {"__init__" if stem_ == package else stem_ for stem_ in both}
             found = within & files.keys()
             arrows[stem] |= (found if len(found) == 1 else found - {"__init__"}) - {stem}
     try:
@@ -145,12 +145,7 @@ class TestArrows:
         for path in (paths.PACKAGE / method).rglob("*.py"):
             for name in imports(path):
                 of_method = under(name, f"repro.{method}", "repro.measure")
-                library = name.split(".")[0] in {
-                    *sys.stdlib_module_names,
-                    "torch",
-                    "numpy",
-                    "scipy",
-                }
+                library = name.split(".")[0] in LIBRARIES
                 # The engine on a cluster is an extra, and imported when it is asked for.
                 on_ray = method == "dualbatch" and path.name == "cluster.py"
                 extra = under(name, "ray") and on_ray
@@ -223,28 +218,22 @@ def test_import_repro_is_fast_and_light():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@in_a_checkout
 def test_data_files_are_packaged():
-    path = paths.ROOT / "pyproject.toml"
-    if not path.exists():
-        pytest.skip("not a checkout")
-    project = tomllib.loads(path.read_text())
+    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["repro"]
     packaged = {file for pattern in patterns for file in paths.PACKAGE.glob(pattern)}
     others = {
-        file
-        for file in paths.PACKAGE.rglob("*")
-        if file.is_file() and file.suffix not in (".py", ".pyc") and file != paths.BUILT
+        f for f in paths.PACKAGE.rglob("*") if f.is_file() and f.suffix not in (".py", ".pyc")
     }
-    assert others <= packaged
+    assert others - {paths.BUILT} <= packaged
     assert project["project"]["version"] == __import__("repro").__version__
 
 
+@in_a_checkout
 def test_nothing_is_installed_that_no_code_uses():
     """But for tools, and for what the recipes of the documents are tried with."""
-    path = paths.ROOT / "pyproject.toml"
-    if not path.exists():
-        pytest.skip("not a checkout")
-    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = list(project["dependencies"])
     for extra, distributions in project["optional-dependencies"].items():
         declared += [] if extra in ("dev", "docs", "notebooks", "recipes") else distributions

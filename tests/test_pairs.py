@@ -79,6 +79,7 @@ def cost(model: nn.Module) -> float:
 
 
 Passes = Callable[[Tensor, Tensor], Any]
+Way = Callable[[nn.Module], Passes]
 
 
 def ordinary(model: nn.Module) -> Passes:
@@ -109,9 +110,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def trained(
-    model: nn.Module, passes: Callable[[nn.Module], Passes] = ordinary, block: Any = NOTHING
-) -> dict[str, Tensor]:
+def trained(model: nn.Module, passes: Way = ordinary, block: Any = NOTHING) -> dict[str, Tensor]:
     """Train for two epochs in a loop of one's own, within a block or none."""
     optimizer, compute = optimizer_of(model), passes(model)
     with block:
@@ -122,9 +121,7 @@ def trained(
     return weights(model)
 
 
-def controlled(
-    model: nn.Module, passes: Callable[[nn.Module], Passes] = ordinary, block: Any = NOTHING
-) -> dict[str, Tensor]:
+def controlled(model: nn.Module, passes: Way = ordinary, block: Any = NOTHING) -> dict[str, Tensor]:
     """Train for as long as a controller that grows the batch says."""
     optimizer, compute = optimizer_of(model), passes(model)
     controller, sizes = ThetaController(8, 16, 0.1, interval=1), set()

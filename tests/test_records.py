@@ -288,15 +288,12 @@ class TestKeys:
                 for record in store.load(paper.key):
                     experiment = paper.experiments[record.experiment]
                     machine = f"{record.device['name']}, torch {record.versions['torch']}"
-                    assert record.key == record_key(
-                        record.paper,
-                        record.experiment,
-                        record.version,
-                        record.config,
-                        record.seed,
-                        fingerprint=record.dataset["fingerprint"] if record.dataset else None,
-                        device=machine if experiment.measured(record.config) else None,
-                    )
+                    made = {
+                        "fingerprint": record.dataset["fingerprint"] if record.dataset else None
+                    }
+                    made["device"] = machine if experiment.measured(record.config) else None
+                    named = (record.paper, record.experiment, record.version)
+                    assert record.key == record_key(*named, record.config, record.seed, **made)
                     found += 1
         assert found >= 2749
 
@@ -333,10 +330,8 @@ def run_and_kill(folder: Path, records_before_kill: int) -> int:
     process = subprocess.Popen(
         [sys.executable, "-m", "repro", *RUN],
         env=os.environ | {"REPRO_RESULTS": str(folder), "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     for _ in range(records_before_kill):
         process.stderr.readline()
     time.sleep(0.01)

@@ -16,9 +16,7 @@ pytestmark = pytest.mark.slow
 EXAMPLE = paths.ROOT / "examples" / "torchrun.py"
 TORCHRUN = f"{sys.executable} -m torch.distributed.run"
 OPTIONS = "--epochs 9 --checkpoint run.pt"
-LINE = re.compile(
-    r"epoch (\d+): batch (\d+), rate ([\d.]+), cost ([\d.]+), θ [\d.]+, K (\d+|not found yet)"
-)
+LINE = re.compile(r"epoch (\d+): batch (\d+), rate (\S+), cost (\S+), θ \S+, K (\d+|not found yet)")
 # The example, whose first process is killed after the third checkpoint, unless it was restarted.
 KILLED = """
 import os, runpy, signal, sys

@@ -36,19 +36,9 @@ def plain_step(model, loss, optimizer, x, y, precision, scaler, clip):
 
 
 def train(
-    method,
-    model,
-    optimizer,
-    batches,
-    loss=F.cross_entropy,
-    *,
-    between=lambda number: None,
-    weigh=lambda y: None,
-    precision=None,
-    scaler=None,
-    clip=None,
-    **options,
-):
+    method, model, optimizer, batches, loss=F.cross_entropy, *, between=lambda number: None,
+    weigh=lambda y: None, precision=None, scaler=None, clip=None, **options,
+):  # fmt: skip
     """Train by DataParallel, or with `method` None by torch alone; return all that came of it."""
     parallel, losses, norms, scales = None, [], [], []
     if method:

@@ -11,12 +11,10 @@ PARTS = ("computation_s", "communication_s", "blocked_s")
 def drawn(seed, **changes):
     draw = random.Random(seed)
     costs = {
-        "sample_s": draw.uniform(0.5, 2),
-        "overhead_s": draw.uniform(0, 2),
-        "latency_s": draw.uniform(0, 0.05),
-        "transfer_s": draw.uniform(0, 3),
+        "sample_s": draw.uniform(0.5, 2), "overhead_s": draw.uniform(0, 2),
+        "latency_s": draw.uniform(0, 0.05), "transfer_s": draw.uniform(0, 3),
         "overlap": draw.uniform(0, 1),
-    }
+    }  # fmt: skip
     return ScalingModel(**(costs | changes))
 
 

@@ -344,9 +344,8 @@ class TestSettings:
         Watched.seen.clear()
         rates, optimizer_fn = noting_rates()
         small, large = make_plan(1, 1), replace(make_plan(1, 1), small_batch=2, large_batch=6)
-        schedule = CyclicProgressiveSchedule(
-            [Stage(2, 0.1), Stage(2, 0.01)], [SubStage(4, 0.3, large), SubStage(6, 0.5)]
-        )
+        sub_stages = [SubStage(4, 0.3, large), SubStage(6, 0.5)]
+        schedule = CyclicProgressiveSchedule([Stage(2, 0.1), Stage(2, 0.01)], sub_stages)
         options = {"schedule": schedule, "optimizer_fn": optimizer_fn}
         result = train(small, model_fn=lambda: Watched(*make_model()), sync="bsp", **options)
         assert rates == [0.1] * 4 + [0.01] * 4

@@ -44,13 +44,9 @@ def timing(*seconds: float) -> dict[str, Any]:
 
 
 def entry(
-    layer: str = "conv2",
-    kind: str = "forward",
-    batch: int = 8,
-    gain: float = 2.0,
-    fast_mib: float = 2.0,
-    slow_mib: float = 0.0,
-) -> dict[str, Any]:
+    layer: str = "conv2", kind: str = "forward", batch: int = 8, gain: float = 2.0,
+    fast_mib: float = 2.0, slow_mib: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
     """A kernel with two algorithms at every micro-batch size.
 
     The slow one takes 1 ms and `slow_mib` for each sample, the fast one is `gain` times as fast,
@@ -100,14 +96,9 @@ def conv2(fast_mib: float = 3.0, **relative: float) -> dict[str, Any]:
 
 
 def network(
-    relative: float,
-    mib: float = 1.0,
-    native_s: float = 0.010,
-    scatter: float | None = 0.01,
-    name: str = "fast",
-    whole: bool = False,
-    **metrics: Any,
-) -> dict[str, Any]:
+    relative: float, mib: float = 1.0, native_s: float = 0.010, scatter: float | None = 0.01,
+    name: str = "fast", whole: bool = False, **metrics: Any,
+) -> dict[str, Any]:  # fmt: skip
     """A network of two layers, its kernels `relative` times as slow as torch's own.
 
     Args:

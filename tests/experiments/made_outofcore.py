@@ -41,20 +41,12 @@ RELATIVE = {  # ResNet-50's to the speed in core; 1.2 of other networks
 BY_SCHEDULE = {"window": 0.8, "paper": 0.7, "lms": 0.54, "vdnn": 0.5, "on_demand": 0.4}
 # The largest batch sizes in core, with scheduling alone and with chunks, about as the paper has it.
 REACH: dict[str, dict[str, tuple[int, int, int]]] = {
-    SIMULATED: {
-        RESNET: (190, 928, 1472),
-        DENSENET: (128, 512, 1536),
-        PIX2PIXHD: (5, 20, 36),
-        DEEPLAB: (9, 48, 144),
-    },
+    SIMULATED: {RESNET: (190, 928, 1472), DENSENET: (128, 512, 1536), PIX2PIXHD: (5, 20, 36),
+                DEEPLAB: (9, 48, 144)},
     "quick": {RESNET: (12, 59, 91), DENSENET: (8, 32, 32), PIX2PIXHD: (4, 16, 16)},
-    "paper": {
-        RESNET: (190, 928, 1440),
-        DENSENET: (128, 512, 1024),
-        PIX2PIXHD: (4, 16, 32),
-        DEEPLAB: (6, 32, 64),
-    },
-}
+    "paper": {RESNET: (190, 928, 1440), DENSENET: (128, 512, 1024), PIX2PIXHD: (4, 16, 32),
+              DEEPLAB: (6, 32, 64)},
+}  # fmt: skip
 Rules = Mapping[tuple[str | float, ...], Any]
 
 

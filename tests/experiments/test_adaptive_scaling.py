@@ -44,32 +44,20 @@ def measured_task(sizes, ways, model=MODEL, processes=2):
             blocked = cost.communication_s if way == "allreduce" else cost.blocked_s
             total = cost.computation_s + blocked
             own = 0.01 * (-1) ** ((n == min(sizes)) + (way == "all_to_all"))
-            steps.append(
-                {
-                    "batch": n,
-                    "processes": 1 if way == "none" else processes,
-                    "averaging": way,
-                    "computation_s": cost.computation_s,
-                    "communication_s": cost.communication_s,
-                    "summation_s": 0.0,
-                    "blocked_s": blocked,
-                    "total_s": total,
-                    "samples_s": [total * math.exp(own * k) for k in (-2, -1, 0, 1, 2)],
-                }
-            )
+            step = {"batch": n, "processes": 1 if way == "none" else processes, "averaging": way}
+            step |= {"computation_s": cost.computation_s, "communication_s": cost.communication_s}
+            step |= {"summation_s": 0.0, "blocked_s": blocked, "total_s": total}
+            step["samples_s"] = [total * math.exp(own * k) for k in (-2, -1, 0, 1, 2)]
+            steps.append(step)
     alpha, beta = model.latency_s / BUCKETS, model.transfer_s / BYTES
     messages = [
         (size, processes, 2 * (processes - 1) * (alpha + beta * size / processes))
         for size in (2**10, 2**14, 2**18)
     ]
     return {
-        "processes": processes,
-        "steps": steps,
-        "messages": dict.fromkeys(ways, messages),
-        "difference": 0.0,
-        "gradient_bytes": BYTES,
-        "buckets": BUCKETS,
-    }
+        "processes": processes, "steps": steps, "messages": dict.fromkeys(ways, messages),
+        "difference": 0.0, "gradient_bytes": BYTES, "buckets": BUCKETS,
+    }  # fmt: skip
 
 
 def launches(factors, change=lambda seed, step: 1.0):

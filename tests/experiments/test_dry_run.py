@@ -42,10 +42,9 @@ def test_peak_and_work_of_first_steps():
 @pytest.mark.slow
 def test_resnet101_fits_the_papers_card_as_in_the_paper():
     paper = load_paper("mbs")
-    found = [
-        try_first_steps(paper, runs.training("paper", "ResNet-101", OWN, *sizes))
-        for sizes in ((8, False), (16, False), (16, True))
-    ]
+    sizes = [(8, False), (16, False), (16, True)]
+    trained = [runs.training("paper", "ResNet-101", OWN, *each) for each in sizes]
+    found = [try_first_steps(paper, run) for run in trained]
     assert [one.result for one in found] == ["starts", "out of memory", "starts"]
     undivided, _, streamed = found
     assert streamed.peak_bytes == pytest.approx(undivided.peak_bytes, rel=0.02)

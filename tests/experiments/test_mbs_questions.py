@@ -25,11 +25,8 @@ from repro.experiments.mbs.streaming import growth, hidden_shares
 
 OF_EPOCHS = {"table4": "epoch_time", "table5": "overhead_sizes"}
 both = pytest.mark.parametrize("artefact", OF_EPOCHS)
-MACHINES = {
-    way: {"type": "cpu", "name": f"machine {way}", "slug": "a", "memory_bytes": 1}
-    for way in (False, True)
-}
 CARD = {"type": "cuda", "name": "a card", "slug": "card", "memory_bytes": 1}
+MACHINES = {way: CARD | {"type": "cpu", "name": f"machine {way}"} for way in (False, True)}
 
 
 def rows_of(artefact, found):

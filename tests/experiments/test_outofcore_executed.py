@@ -21,13 +21,9 @@ SMOKE = runs.MODELS["smoke"]
 SMALL = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [8, 8]}
 _TOY = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [12, 12]}
 _MEASURED = _TOY | {
-    "role": RESNET,
-    "warmup": 3,
-    "repeats": 2,
-    "threads": 1,
-    "base_batch": 8,
+    "role": RESNET, "warmup": 3, "repeats": 2, "threads": 1, "base_batch": 8,
     "limit_between": [8, 16],
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -97,12 +97,8 @@ def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.story_of(source.paper)
     known = {"label": "time", "claim": "table5.overhead_halved", "kind": "costs"}
-    unknown = {
-        "label": "reach",
-        "claim": "table4.overhead_halved",
-        "case": "U-Net",
-        "kind": "gives",
-    }
+    unknown = {"label": "reach", "claim": "table4.overhead_halved", "kind": "gives"}
+    unknown["case"] = "U-Net"
     words = {"label": "unchanged", "kind": "accuracy"}
     told.effects = [known, unknown, words]
     monkeypatch.setattr(story, "story_of", lambda paper: told)

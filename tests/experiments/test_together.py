@@ -19,10 +19,9 @@ from repro.measure import machine
 PAPER, CHOSEN = load_paper("together"), {CIFAR: "cifar10"}
 _TOY = {"fits": 4, "multiples": [1, 4], "warmup": 0, "repeats": 2, "threads": 1}
 RESNET = _TOY | {
-    "network": "ResNet-18",
-    "model": {"name": "resnet_cifar", "depth": 8, "width": 4},
+    "network": "ResNet-18", "model": {"name": "resnet_cifar", "depth": 8, "width": 4},
     "image": [12, 12],
-}
+}  # fmt: skip
 WORDS = {"name": "transformer", "vocabulary": 16, "length": 8, "width": 8, "heads": 2, "layers": 3}
 TRANSFORMER = _TOY | {"network": "Transformer", "model": WORDS}
 
@@ -233,14 +232,12 @@ def history(run, seed, accuracies=None, diverged=(), held=None, judge=JUDGE, luc
     cost = 50.0 if name == "cyclic_theta" else 100.0
     numbers = range(1, epochs + 1)
     metrics = {
-        "held_out": [shown] * epochs,
-        "test": [final] * epochs,
+        "held_out": [shown] * epochs, "test": [final] * epochs,
         "updates": [updates * n for n in numbers],
         "work": [[[16, images * n, updates * n]] for n in numbers],
-        "parallel": [cost * n for n in numbers],
-        "batch": [config["small"]] * epochs,
+        "parallel": [cost * n for n in numbers], "batch": [config["small"]] * epochs,
         "diverged": (name, rate) in diverged,
-    }
+    }  # fmt: skip
     dataset = {"name": "cifar10", "fingerprint": "f", "provenance": "all", "kind": "real"}
     return {"metrics": metrics, "dataset": dataset}
 

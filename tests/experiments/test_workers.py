@@ -161,9 +161,8 @@ if __name__ == "__main__":
 def test_no_process_outlives_the_one_that_started_it(tmp_path, how):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT, encoding="utf-8")
-    parent = subprocess.Popen(
-        [sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    parent = subprocess.Popen([sys.executable, path], **quiet)
     child = int(parent.stdout.readline())
     parent.send_signal(how)
     assert parent.wait(30) != 0

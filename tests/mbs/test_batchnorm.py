@@ -55,9 +55,8 @@ def test_deferred_keeps_precision_far_from_zero():
 
 
 def test_layers_in_eval_mode_or_without_statistics_are_left_alone():
-    model = nn.Sequential(
-        nn.BatchNorm2d(5), nn.BatchNorm2d(5, track_running_stats=False), nn.BatchNorm2d(5)
-    ).double()
+    layers = [nn.BatchNorm2d(5, track_running_stats=track) for track in (True, False, True)]
+    model = nn.Sequential(*layers).double()
     model[0].eval()
     before = copy.deepcopy(model)
     streamer(model, 6).backward(*batch())

@@ -15,12 +15,9 @@ CPU = torch.device("cpu")
 def make_model(batchnorm=True, dropout=0.0, seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(16, 64),
-        nn.BatchNorm1d(64) if batchnorm else nn.Identity(),
-        nn.ReLU(),
-        nn.Dropout(dropout),
-        nn.Linear(64, 4),
-    )
+        nn.Linear(16, 64), nn.BatchNorm1d(64) if batchnorm else nn.Identity(), nn.ReLU(),
+        nn.Dropout(dropout), nn.Linear(64, 4),
+    )  # fmt: skip
 
 
 def make_batch(num_samples, seed=1):

@@ -225,10 +225,8 @@ def test_types_and_math(stub, kind):
             queries = log(stub, "query")
             assert len(queries) == len(NUMBERS[kind])
             for query in queries:
-                facts = [
-                    int(query[fact]) for fact in ("type", "math", "compute", "format", "groups")
-                ]
-                assert facts == [type_, number, compute, format_, 1]
+                facts = [query[f] for f in ("type", "math", "compute", "format", "groups")]
+                assert [*map(int, facts)] == [type_, number, compute, format_, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -54,18 +54,12 @@ def make_net(device):
     """An AlexNet's layers, small: a large filter with a stride, 5×5, 3×3, dilation, 1×1."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, WIDTH, 7, stride=2, padding=3),
-        nn.Tanh(),
-        nn.Conv2d(WIDTH, 2 * WIDTH, 5, padding=2, bias=False),
-        nn.BatchNorm2d(2 * WIDTH),
-        nn.Tanh(),
-        nn.Conv2d(2 * WIDTH, 2 * WIDTH, 3, padding=1),
-        nn.Tanh(),
-        nn.Conv2d(2 * WIDTH, WIDTH, 3, padding=2, dilation=2),
-        nn.Conv2d(WIDTH, 5, 1),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-    ).to(device)
+        nn.Conv2d(3, WIDTH, 7, stride=2, padding=3), nn.Tanh(),
+        nn.Conv2d(WIDTH, 2 * WIDTH, 5, padding=2, bias=False), nn.BatchNorm2d(2 * WIDTH), nn.Tanh(),
+        nn.Conv2d(2 * WIDTH, 2 * WIDTH, 3, padding=1), nn.Tanh(),
+        nn.Conv2d(2 * WIDTH, WIDTH, 3, padding=2, dilation=2), nn.Conv2d(WIDTH, 5, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    ).to(device)  # fmt: skip
 
 
 def images(device, num_samples=BATCH):

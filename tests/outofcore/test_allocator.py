@@ -73,13 +73,9 @@ def test_small_requests_of_chunks_by_hand():
 class TestBestFit:
     def test_segments_by_hand(self):
         for nbytes, reserved in (
-            (1, 2 * MIB),
-            (MIB, 2 * MIB),
-            (MIB + 1, 20 * MIB),
-            (10 * MIB - 512, 20 * MIB),
-            (10 * MIB, 10 * MIB),
-            (10 * MIB + 1, 12 * MIB),
-        ):
+            (1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB),
+            (10 * MIB, 10 * MIB), (10 * MIB + 1, 12 * MIB),
+        ):  # fmt: skip
             assert replay(BestFitAllocator(), [Event("a", nbytes)]).reserved_bytes == reserved
 
     def test_fragmentation_that_chunks_do_not_have(self):

@@ -22,17 +22,13 @@ from repro.outofcore.simulation import bound
 
 # A parameter that is needed first and last, and what only an away one leaves room for.
 UPDATED = (
-    Function("forward", ("w",), ("a",)),
-    Function("middle", ("a",), ("b",)),
-    Function("backward", ("b", "a"), ("g",)),
-    Function("update", ("w", "g"), ("w",)),
-)
+    Function("forward", ("w",), ("a",)), Function("middle", ("a",), ("b",)),
+    Function("backward", ("b", "a"), ("g",)), Function("update", ("w", "g"), ("w",)),
+)  # fmt: skip
 SKIPPED = (
-    Function("make", (), ("a",)),
-    Function("large", (), ("b",)),
-    Function("use", ("b",), ("c",)),
+    Function("make", (), ("a",)), Function("large", (), ("b",)), Function("use", ("b",), ("c",)),
     Function("join", ("a", "c"), ("d",)),
-)
+)  # fmt: skip
 
 
 def every_plan(trace: Trace, budget: int) -> Iterator[SwapPlan]:

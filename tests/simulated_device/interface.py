@@ -29,9 +29,7 @@ def _index(device: Device, strict: bool = False) -> int:
         raise ValueError(f"Expected a sim device, but got: {device}")
     if index is None:
         if strict:
-            raise ValueError(
-                f"Expected a torch.device with a specified index or an integer, but got:{device}"
-            )
+            raise ValueError(f"Expected a device with a specified index, but got: {device}")
         return native.current_device()
     if not 0 <= index < native.DEVICES:
         raise RuntimeError(f"invalid device ordinal {index}: there are {native.DEVICES}")
@@ -143,11 +141,7 @@ def set_sync_debug_mode(mode: str | int) -> None:
     torch warns after the mode is set, once in a process; here each time, whichever test is first.
     """
     native.forbid_blocks(mode in ("error", 2))
-    warnings.warn(
-        "Synchronization debug mode is a prototype feature and does not yet detect all "
-        "synchronizing operations",
-        stacklevel=2,
-    )
+    warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
 
 
 # ---- memory

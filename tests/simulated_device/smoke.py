@@ -7,11 +7,8 @@ from repro.records import RecordStore
 
 # Other processes have no simulated device, and it has no times through which a line could go.
 _ELSEWHERE = {
-    ("engine", "ray"),
-    ("experiment", "parallel"),
-    ("experiment", "wall"),
-    ("experiment", "times"),
-}
+    ("engine", "ray"), ("experiment", "parallel"), ("experiment", "wall"), ("experiment", "times"),
+}  # fmt: skip
 _WITHOUT_A_DEVICE = {("experiment", name) for name in ("simulated", "link", "chunk_sizes")}
 
 
