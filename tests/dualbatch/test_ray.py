@@ -233,9 +233,9 @@ class TestFailures:
     @pytest.mark.exhaustive
     def test_a_worker_that_dies_too_often(self, started, monkeypatch):
         monkeypatch.setattr(cluster, "RESTARTS", 0)
-        deadly = lambda share: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+        options = {"data": lambda share: os.kill(os.getpid(), signal.SIGKILL)}
         with pytest.raises(ClusterError, match=r"a worker has died too often, or .*\(\w+Error"):
-            train(make_plan(1, 1), engine="ray", data=deadly)
+            train(make_plan(1, 1), engine="ray", **options)
         assert ray.is_initialized()
 
 
