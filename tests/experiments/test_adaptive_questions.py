@@ -226,9 +226,8 @@ CLAIMS |= {target: (PAPERS, over_best(target, 3.0)) for target in LOSING}
 
 
 def test_every_claim_on_trainings_is_here():
-    artefacts = ARTEFACTS
     names = {target.partition("/")[0] for target in CLAIMS}
-    assert {f"{name}/{key}" for name in names for key in artefacts[name].claims} == {*CLAIMS}
+    assert {f"{name}/{key}" for name in names for key in ARTEFACTS[name].claims} == {*CLAIMS}
 
 
 @pytest.mark.parametrize("target", CLAIMS)
@@ -369,10 +368,9 @@ def test_a_table_has_the_papers_rows_without_records_and_marks_what_ran_on():
 
 
 def test_a_strategy_looks_alike_in_all_figures():
-    artefacts = ARTEFACTS
     looks, dashed = {}, set()
     for name in ("figure3", "figure10", "lars"):
-        for line in artefacts[name].draw(reference(f"adaptive/{name}")).axes[0].get_lines():
+        for line in ARTEFACTS[name].draw(reference(f"adaptive/{name}")).axes[0].get_lines():
             own = line.get_label().removeprefix("LARS, ")
             looks.setdefault(own, set()).add((line.get_color(), line.get_marker()))
             dashed |= {line.get_label()} if line.get_linestyle() == "--" else set()
