@@ -74,6 +74,15 @@ def test_a_check_that_fails_is_made_three_times_for_each_loss():
         assert [each.filename for each in told] == [__file__]
 
 
+def test_the_warning_of_a_model_points_to_the_step():
+    model = nn.Linear(8, 1)
+    model.register_forward_pre_hook(lambda _, given: given[0] - given[0].mean(0))
+    parallel = parallel_of(model, lambda o, t: F.mse_loss(o, t))
+    with pytest.warns(UserWarning, match="depends on the other samples") as told:
+        parallel.step(torch.randn(12, 8), torch.randn(12, 1))
+    assert [each.filename for each in told] == [__file__]
+
+
 def test_the_cost_of_a_loss_whose_check_takes_too_much_memory():
     x, y = torch.randn(24, 8), torch.randn(24, 1)
     model, (loss, _) = nn.Linear(8, 1), short_of_memory(6)

@@ -382,12 +382,8 @@ class Reads(nn.Module):
         super().__init__()
         self.one, self.two, self.out = nn.Linear(27, 8), nn.Linear(8, 27), nn.Linear(27, 4)
         self.how, self.calls, weight = how, 0, self.two.weight
-        self.held = {
-            "list": [weight],
-            "closure": lambda: weight,
-            "alias": {"of": (weight.detach(),)},
-            "partial": partial(torch.clone, weight),
-        }.get(how)
+        held = {"list": [weight], "closure": lambda: weight, "alias": {"of": (weight.detach(),)}}
+        self.held = (held | {"partial": partial(torch.clone, weight)}).get(how)
 
     def weight(self):
         if self.how == "list":
