@@ -11,6 +11,7 @@ import pytest
 import torch
 from invented import make_record
 
+from repro import paths
 from repro.records import RecordStore
 
 # Fixtures that take many seconds, and save them for the tests that follow.
@@ -63,6 +64,12 @@ def results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def reference_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkout's reference records, whatever folder other tests write to."""
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+
+
 @pytest.fixture(name="make_record")
 def make_record_fixture() -> Any:
     return make_record
@@ -87,9 +94,8 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     store = RecordStore(folder / "local" / "smoke")
     chosen = arguments.choose_datasets(paper, "smoke")
     runs = arguments.plan(paper, paper.artefacts.values(), "smoke", chosen)
-    tally = running.execute(
-        paper, runs, running.Setting("smoke", "cpu"), store, report=lambda line: None
-    )
+    setting = running.Setting("smoke", "cpu")
+    tally = running.execute(paper, runs, setting, store, report=lambda line: None)
     assert tally.failed == 0, [r.error for r in store.load("mbs") if r.status == "failed"]
     assert tally.done == len(runs)
     return Smoke(folder, store)

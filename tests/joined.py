@@ -32,10 +32,8 @@ def run(
 ) -> list[int | None]:
     """Run ``work(rank, port, *given)`` in some processes; return their exit codes."""
     port = free_port()
-    processes = [
-        context.Process(target=work, args=(rank, port, *given), daemon=True)
-        for rank in range(count)
-    ]
+    arguments = [(rank, port, *given) for rank in range(count)]
+    processes = [context.Process(target=work, args=args, daemon=True) for args in arguments]
     for process in processes:
         process.start()
     for process in processes:

@@ -121,6 +121,8 @@ for change, *named in (
 twice = ("--set", "mini_batch=8", "--set", "mini_batch=16")
 add((*TABLE, *twice), "mini_batch is set twice", "give it one value")
 add(("show", "mbs/table5", *twice), "mini_batch is set twice")
+for profile in ((), ("--profile", "smoke")):  # by default quick
+    add(("run", "mbs/table1", "--dry-run", *profile), "add --profile gpu or paper")
 DRY = ("run", "mbs/table5", "--profile", "gpu", "--dry-run")
 for name, value in (
     *(("device", "cpu"), ("data", "{root}"), ("dataset", "cifar10"), ("address", "auto")),

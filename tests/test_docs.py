@@ -56,8 +56,12 @@ def records():
         yield
 
 
+def value(number: str) -> float:
+    return float(number.replace(",", ""))
+
+
 @cache
-def numbers_of(name: str) -> frozenset[str]:
+def numbers_of(name: str) -> frozenset[float]:
     """Return all numbers of an artefact's table and evidence by the reference records."""
     paper, _, artefact_name = name.partition("/")
     source = find_source(load_paper(paper), local=False)
@@ -66,7 +70,7 @@ def numbers_of(name: str) -> frozenset[str]:
     shown = filter(None, (results, results.gpu))
     texts = [repr(TableView(artefact.table(of))) for of in shown]
     texts += [row["evidence"] for row in verdicts(source.paper, artefact, results)]
-    return frozenset(number for text in texts for number in _NUMBER.findall(text))
+    return frozenset(value(number) for text in texts for number in _NUMBER.findall(text))
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +106,7 @@ class TestNumbers:
         """That is, every number below a ``python -m repro show``, or beside an artefact's name."""
         checked = 0
         for above, (head, *rows) in tables(page):
-            shown = re.findall(
-                r"`python -m repro show (\w+/\w+)(?: --profile gpu)?`, an\s+excerpt", above
-            )
+            shown = re.findall(r"`python -m repro show (\w+/\w+)[^`]*`, an\s+excerpt", above)
             if page == "README.md" and head[0].startswith("method"):
                 quoting = [(_ARTEFACT.findall(row[2]), row[2]) for row in rows]
             elif head[0].startswith("artefact, for"):
@@ -115,7 +117,7 @@ class TestNumbers:
             for (name,), text in quoting:
                 text = re.sub(r"`[^`]*`|\(paper[^)]*\)|\w+-\d+\b|H\d00|\d+ [GM]iB", "", text)
                 numbers = {number.removesuffix(",") for number in _NUMBER.findall(text)}
-                unknown = {number for number in numbers if not is_one_of(number, numbers_of(name))}
+                unknown = {number for number in numbers if value(number) not in numbers_of(name)}
                 assert not unknown, f"{page} quotes {sorted(unknown)} of {name}"
                 checked += len(numbers)
         assert checked > 10 or page not in ("README.md", *METHODS)
@@ -125,16 +127,10 @@ class TestNumbers:
         cells = limit.cells(results_of(source.paper.artefacts["advice"], source))
         right = cells["time"].dropna().abs() <= limit.WITHIN
         plain = cells["mode"].isin(["undivided", "accumulation", "mbs"])[right.index]
-        shares = [
-            f"{part.sum()} of {len(part)} cases" for part in (right[plain], right[~plain], right)
-        ]
+        groups = (right[plain], right[~plain], right)
+        shares = [f"{part.sum()} of {len(part)} cases" for part in groups]
         rows = table_with("docs/combining.md", "predicted time of")
         assert [row[1] for row in rows] == shares
-
-
-def is_one_of(number: str, known: frozenset[str]) -> bool:
-    """Return whether a number is among others, which may have more zeros behind the point."""
-    return any(float(number.replace(",", "")) == float(k.replace(",", "")) for k in known)
 
 
 def test_the_words_are_defined_as_the_code_has_them():
@@ -189,10 +185,8 @@ def test_links_lead_somewhere(page):
 
 
 def test_broken_links_are_seen():
-    text = (
-        "[a](docs/mbs.md) [b](docs/none.md) [c](docs/mbs.md#when-not) [d](docs/mbs.md#no) [e](#f)"
-    )
-    assert broken_links("README.md", text) == ["docs/none.md", "docs/mbs.md#no", "#f"]
+    text = "[a](docs/mbs.md) [b](docs/no.md) [c](docs/mbs.md#when-not) [d](docs/mbs.md#no) [e](#f)"
+    assert broken_links("README.md", text) == ["docs/no.md", "docs/mbs.md#no", "#f"]
 
 
 def test_readme_is_one_page_and_every_other_page_is_in_the_site():
@@ -259,11 +253,8 @@ def surroundings() -> dict[str, object]:
 
 def blocks() -> dict[str, list[str]]:
     """Return the Python blocks of every page; those of recipes are run by test_recipes."""
-    by_page = {
-        page: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-        for page, text in PAGES.items()
-        if page != "docs/recipes.md"
-    }
+    code = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    by_page = {p: code.findall(text) for p, text in PAGES.items() if p != "docs/recipes.md"}
     return {page: snippets for page, snippets in by_page.items() if snippets}
 
 

@@ -34,11 +34,8 @@ class Row:
         if match is None:
             return []
         kind, first, last = match.groups()
-        return (
-            [f"{kind} {first}"]
-            if last is None
-            else [f"{kind} {number}" for number in range(int(first), int(last) + 1)]
-        )
+        numbers = [first] if last is None else range(int(first), int(last) + 1)
+        return [f"{kind} {number}" for number in numbers]
 
 
 def rows_of(page: str) -> dict[str, list[Row]]:

@@ -18,11 +18,8 @@ def test_it_is_there(name):
     file, *parts = name.split("::")
     statements = ast.parse((paths.ROOT / file).read_text(encoding="utf-8")).body
     for part in parts:
-        (node,) = (
-            node
-            for node in statements
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part
-        )
+        defined = (ast.ClassDef, ast.FunctionDef)
+        (node,) = (n for n in statements if isinstance(n, defined) and n.name == part)
         statements = node.body
 
 

@@ -18,7 +18,6 @@ from repro.experiments import PAPERS, load_paper, query
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.slow,
     pytest.mark.skipif(paths.INSTALLED, reason="not a checkout"),
     pytest.mark.skipif(shutil.which("git") is None, reason="there is no git"),
 ]
@@ -175,7 +174,6 @@ def site(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return theirs / "site"
 
 
-@pytest.mark.slow
 def test_used_from_somebodys_repository(built, site, tmp_path):
     dropped = ("REPRO_RESULTS", "REPRO_CACHE", "REPRO_DATA", "XDG_CACHE_HOME")
     environment = {k: v for k, v in os.environ.items() if k not in dropped}
@@ -195,12 +193,8 @@ def test_used_from_somebodys_repository(built, site, tmp_path):
     # They are all read, as they are in the checkout.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
-        keys = [
-            record.key
-            for paper in map(load_paper, PAPERS)
-            for records in query.find_source(paper, local=False).records.values()
-            for record in records
-        ]
+        sources = [query.find_source(load_paper(paper), local=False) for paper in PAPERS]
+        keys = [r.key for source in sources for own in source.records.values() for r in own]
     assert facts["keys"] == keys and len(keys) > 100
     # A record's commit is the one that was built, whosever repository this is.
     assert facts["commit"] == [built.commit, False]

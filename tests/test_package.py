@@ -17,13 +17,12 @@ from repro import paths
 
 MODULES = sorted(paths.PACKAGE.rglob("*.py"))
 ROOMS = sorted({path.parent.relative_to(paths.PACKAGE.parent).as_posix() for path in MODULES})
-METHODS = sorted(
-    name
-    for name in ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
-    if (paths.PACKAGE / name).is_dir()
-)
+NAMES = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
+METHODS = sorted(name for name in NAMES if (paths.PACKAGE / name).is_dir())
 NOTEBOOK_PACKAGES = ("IPython", "ipywidgets", "papermill", "nbformat", "nbconvert", "nbclient",
                      "jupyter_client", "ipykernel")  # fmt: skip
+LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy"}
+in_a_checkout = pytest.mark.skipif(paths.INSTALLED, reason="not a checkout")
 
 
 ONLY_CUDA = {
@@ -98,10 +97,8 @@ def circle(folder: Path, package: str) -> list[str]:
         arrows[stem] = set()
         for module, name in imported_names(ast.parse(path.read_bytes())):
             # `from repro.mbs import errors` imports a module; most others, a name of one.
-            within = {
-                "__init__" if dotted == package else dotted.removeprefix(f"{package}.")
-                for dotted in (module, f"{module}.{name}")
-            }
+            both = [n.removeprefix(f"{package}.") for n in (module, f"{module}.{name}")]
+            within = {"__init__" if stem_ == package else stem_ for stem_ in both}
             found = within & files.keys()
             arrows[stem] |= (found if len(found) == 1 else found - {"__init__"}) - {stem}
     try:
@@ -148,12 +145,7 @@ class TestArrows:
         for path in (paths.PACKAGE / method).rglob("*.py"):
             for name in imports(path):
                 of_method = under(name, f"repro.{method}", "repro.measure")
-                library = name.split(".")[0] in {
-                    *sys.stdlib_module_names,
-                    "torch",
-                    "numpy",
-                    "scipy",
-                }
+                library = name.split(".")[0] in LIBRARIES
                 # The engine on a cluster is an extra, and imported when it is asked for.
                 on_ray = method == "dualbatch" and path.name == "cluster.py"
                 extra = under(name, "ray") and on_ray
@@ -196,12 +188,9 @@ class TestArrows:
 
     @pytest.mark.slow
     def test_torchvision_is_imported_in_one_place(self):
-        users = [
-            module_name(path)
-            for path in MODULES
-            if any(under(name, "torchvision") for name in imports(path))
-        ]
-        assert set(users) <= {"repro._torchvision"}
+        for path in MODULES:
+            if any(under(name, "torchvision") for name in imports(path)):
+                assert module_name(path) == "repro._torchvision"
 
     @pytest.mark.slow
     def test_cuda_is_named_where_only_cuda_will_do(self):
@@ -209,25 +198,24 @@ class TestArrows:
         assert naming == ONLY_CUDA.keys()
 
 
-class TestImport:
-    def test_import_repro_is_fast_and_light(self):
-        done = python(
-            """
-            import sys, time
-            start = time.perf_counter()
-            import repro
-            elapsed = time.perf_counter() - start
-            heavy = [n for n in ("torch", "numpy", "pandas", "matplotlib", "IPython", "ipywidgets",
-                                 "papermill", "sklearn", "torchvision") if n in sys.modules]
-            loaded = [n for n in sys.modules if n.startswith("repro.")]
-            print(elapsed, heavy, loaded)
-            assert elapsed < 0.5 and not heavy and not loaded and repro.__version__
-            import repro.datasets, repro.models
-            later = ("torchvision", "sklearn", "skimage", "scipy")
-            assert not [n for n in later if n in sys.modules]
-            """
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+def test_import_repro_is_fast_and_light():
+    done = python(
+        """
+        import sys, time
+        start = time.perf_counter()
+        import repro
+        elapsed = time.perf_counter() - start
+        heavy = [n for n in ("torch", "numpy", "pandas", "matplotlib", "IPython", "ipywidgets",
+                             "papermill", "sklearn", "torchvision") if n in sys.modules]
+        loaded = [n for n in sys.modules if n.startswith("repro.")]
+        print(elapsed, heavy, loaded)
+        assert elapsed < 0.5 and not heavy and not loaded and repro.__version__
+        import repro.datasets, repro.models
+        later = ("torchvision", "sklearn", "skimage", "scipy")
+        assert not [n for n in later if n in sys.modules]
+        """
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
     def test_matplotlib_is_imported_by_the_first_figure(self):
         done = python(
@@ -241,29 +229,22 @@ class TestImport:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-class TestModules:
-    def test_data_files_are_packaged(self):
-        path = paths.ROOT / "pyproject.toml"
-        if not path.exists():
-            pytest.skip("not a checkout")
-        project = tomllib.loads(path.read_text())
-        patterns = project["tool"]["setuptools"]["package-data"]["repro"]
-        packaged = {file for pattern in patterns for file in paths.PACKAGE.glob(pattern)}
-        others = {
-            file
-            for file in paths.PACKAGE.rglob("*")
-            if file.is_file() and file.suffix not in (".py", ".pyc") and file != paths.BUILT
-        }
-        assert others <= packaged
-        assert project["project"]["version"] == __import__("repro").__version__
+@in_a_checkout
+def test_data_files_are_packaged():
+    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["repro"]
+    packaged = {file for pattern in patterns for file in paths.PACKAGE.glob(pattern)}
+    others = {
+        f for f in paths.PACKAGE.rglob("*") if f.is_file() and f.suffix not in (".py", ".pyc")
+    }
+    assert others - {paths.BUILT} <= packaged
+    assert project["project"]["version"] == __import__("repro").__version__
 
 
+@in_a_checkout
 def test_nothing_is_installed_that_no_code_uses():
     """But for tools, and for what the recipes of the documents are tried with."""
-    path = paths.ROOT / "pyproject.toml"
-    if not path.exists():
-        pytest.skip("not a checkout")
-    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = list(project["dependencies"])
     for extra, distributions in project["optional-dependencies"].items():
         declared += [] if extra in ("dev", "docs", "notebooks", "recipes") else distributions

@@ -15,13 +15,7 @@ from torch.nn import functional
 
 from repro import paths
 from repro.adaptive import DataParallel, FixedBatch, ScheduledBatch, ThetaController, set_lr
-from repro.dualbatch import (
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    Share,
-    Stage,
-    train_dual_batch,
-)
+from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Share, Stage, train_dual_batch
 from repro.mbs import MicroBatchError, MicroBatchStreamer
 from repro.measure import TimeModel
 from repro.microconv import NotTunableError, TunedConv2d, tune
@@ -85,6 +79,7 @@ def cost(model: nn.Module) -> float:
 
 
 Passes = Callable[[Tensor, Tensor], Any]
+Way = Callable[[nn.Module], Passes]
 
 
 def ordinary(model: nn.Module) -> Passes:
@@ -115,9 +110,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def trained(
-    model: nn.Module, passes: Callable[[nn.Module], Passes] = ordinary, block: Any = NOTHING
-) -> dict[str, Tensor]:
+def trained(model: nn.Module, passes: Way = ordinary, block: Any = NOTHING) -> dict[str, Tensor]:
     """Train for two epochs in a loop of one's own, within a block or none."""
     optimizer, compute = optimizer_of(model), passes(model)
     with block:
@@ -128,9 +121,7 @@ def trained(
     return weights(model)
 
 
-def controlled(
-    model: nn.Module, passes: Callable[[nn.Module], Passes] = ordinary, block: Any = NOTHING
-) -> dict[str, Tensor]:
+def controlled(model: nn.Module, passes: Way = ordinary, block: Any = NOTHING) -> dict[str, Tensor]:
     """Train for as long as a controller that grows the batch says."""
     optimizer, compute = optimizer_of(model), passes(model)
     controller, sizes = ThetaController(8, 16, 0.1, interval=1), set()
@@ -162,9 +153,8 @@ PLAN = DualBatchPlan.solve(TimeModel(1e-3, 1e-2), 1.1, 1, 1, BATCH, SAMPLES)
 
 def dual(make: Callable[[], nn.Module] = network, lr: float = 0.1, **given: Any) -> Any:
     schedule = CyclicProgressiveSchedule([Stage(given.pop("epochs", 2), lr)])
-    return train_dual_batch(
-        make, given.pop("data", (IMAGES, LABELS)), given.pop("plan", PLAN), schedule, **given
-    ).state
+    data, plan = given.pop("data", (IMAGES, LABELS)), given.pop("plan", PLAN)
+    return train_dual_batch(make, data, plan, schedule, **given).state
 
 
 def block(budget: int = BUDGET) -> OutOfCore:

@@ -50,20 +50,15 @@ def trained_whole(example, precision="no"):
 
 
 def assert_same(model, expected, start, tolerance):
-    moved = [
-        (a - b).abs().max() for a, b in zip(expected.parameters(), start.parameters(), strict=True)
-    ]
+    pairs = zip(expected.parameters(), start.parameters(), strict=True)
+    moved = [(a - b).abs().max() for a, b in pairs]
     assert max(moved) > 20 * tolerance  # else anything would agree
     for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    # Ray takes many seconds to start, and tests/dualbatch/test_ray.py compares the engines.
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "with_ray")) for name in LIBRARIES],
-)
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_a_stranger_can_run_it(name, tmp_path):
     variables = {"PYTHONPATH": str(paths.ROOT), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
     command = [sys.executable, "-W", "ignore", path_of(name)]

@@ -281,48 +281,43 @@ class TestKeys:
         ]  # fmt: skip
         assert len({record_key(**base | change) for change in changes}) == len(changes)
 
-    def test_reference_records_have_the_keys_of_what_they_hold(self, monkeypatch):
-        monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+    def test_reference_records_have_the_keys_of_what_they_hold(self, reference_records):
         found = 0
         for store in records.reference_stores().values():
             for paper in map(load_paper, PAPERS):
                 for record in store.load(paper.key):
                     experiment = paper.experiments[record.experiment]
                     machine = f"{record.device['name']}, torch {record.versions['torch']}"
-                    assert record.key == record_key(
-                        record.paper,
-                        record.experiment,
-                        record.version,
-                        record.config,
-                        record.seed,
-                        fingerprint=record.dataset["fingerprint"] if record.dataset else None,
-                        device=machine if experiment.measured(record.config) else None,
-                    )
+                    made = {
+                        "fingerprint": record.dataset["fingerprint"] if record.dataset else None
+                    }
+                    made["device"] = machine if experiment.measured(record.config) else None
+                    named = (record.paper, record.experiment, record.version)
+                    assert record.key == record_key(*named, record.config, record.seed, **made)
                     found += 1
         assert found >= 2749
 
 
-class TestCircumstances:
-    def test_commit_state_of_a_checkout_and_outside_one(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(paths, "ROOT", tmp_path)
-        assert records.commit_state() == (None, None)
+def test_commit_state_of_a_checkout_and_outside_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    assert records.commit_state() == (None, None)
 
-        def git(*arguments: str) -> None:
-            settings = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
-            command = ["git", "-C", str(tmp_path), *settings, *arguments]
-            subprocess.run(command, check=True, capture_output=True)
+    def git(*arguments: str) -> None:
+        settings = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
+        command = ["git", "-C", str(tmp_path), *settings, *arguments]
+        subprocess.run(command, check=True, capture_output=True)
 
-        git("init", "-q")
-        (tmp_path / "file").write_text("1")
-        git("add", "file")
-        git("commit", "-q", "-m", "first")
-        commit, dirty = records.commit_state()
-        assert len(commit) == 40
-        assert dirty is False
-        (tmp_path / "untracked").write_text("1")
-        assert records.commit_state() == (commit, False)
-        (tmp_path / "file").write_text("2")
-        assert records.commit_state() == (commit, True)
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-q", "-m", "first")
+    commit, dirty = records.commit_state()
+    assert len(commit) == 40
+    assert dirty is False
+    (tmp_path / "untracked").write_text("1")
+    assert records.commit_state() == (commit, False)
+    (tmp_path / "file").write_text("2")
+    assert records.commit_state() == (commit, True)
 
 
 # Some of Table 4 at toy scale.
@@ -335,10 +330,8 @@ def run_and_kill(folder: Path, records_before_kill: int) -> int:
     process = subprocess.Popen(
         [sys.executable, "-m", "repro", *RUN],
         env=os.environ | {"REPRO_RESULTS": str(folder), "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     for _ in range(records_before_kill):
         process.stderr.readline()
     time.sleep(0.01)

@@ -72,9 +72,8 @@ class TestTables:
             mark = f"background-color: {background}; color: {ink}"
             assert page.count(mark) == table.count(mark) == 1
         assert "<b>" not in page and "$ <" not in page
-        assert (
-            repr(report.VerdictList(rows[:1])) == "[reproduced] reproduced costs 5 $ <b> (smaller)"
-        )
+        shown = repr(report.VerdictList(rows[:1]))
+        assert shown == "[reproduced] reproduced costs 5 $ <b> (smaller)"
 
 
 class TestTextsAreShownAsTheyAre:

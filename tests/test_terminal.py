@@ -117,7 +117,7 @@ class TestAt100Columns:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("paper", PAPERS)
-    def test_show_has_all_columns(self, columns, reference, paper):
+    def test_show_has_all_columns_and_whole_numbers(self, columns, reference, paper):
         """Of every artefact, with its reference records."""
         for source, artefact, results in showing.found(paper, None, None):
             for width in (80, 100):
@@ -127,13 +127,6 @@ class TestAt100Columns:
             flat = " ".join(text.split())
             for name in artefact.table(results).columns:
                 assert all(word in flat for word in name.split()), (artefact.name, name)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("paper", PAPERS)
-    def test_show_has_a_whole_number_with_each_verdict(self, columns, reference, paper):
-        columns(100)
-        for source, artefact, results in showing.found(paper, None, None):
-            flat = " ".join(showing.text(source, artefact, results).split())
             for row in summary.verdicts(source.paper, artefact, results):
                 written = claims_of(paper)[artefact.name][row["key"].rpartition(".")[2]]
                 _, verdict, used = summary.judged(artefact, written, results)
@@ -167,9 +160,8 @@ class TestAt100Columns:
         columns(width)
         out = run("--help")[1]
         panels = [*re.findall(r"─ (\w+) ─", out)]
-        assert (
-            panels == ["Options", "Run", "Look", "Maintain"] and "..." not in out.partition("─")[2]
-        )
+        assert panels == ["Options", "Run", "Look", "Maintain"]
+        assert "..." not in out.partition("─")[2]
         lines = dict(re.findall(r"^│ ([a-z]+) +(\S.*?) *│$", out, re.MULTILINE))
         assert len(lines) == len(cli.app.registered_commands)
         assert all(20 < len(line) <= 60 and line.endswith(".") for line in lines.values())
@@ -180,17 +172,16 @@ class Terminal(io.StringIO):
         return True
 
 
-class TestBar:
-    def test_lines_are_whole_and_the_cursor_comes_back(self, columns, monkeypatch):
-        columns(60)
-        monkeypatch.setattr(sys, "stderr", stream := Terminal())
-        monkeypatch.setenv("TERM", "xterm")
-        line = f"run [red] failed :smile: {'long ' * 40}"
-        with pytest.raises(KeyboardInterrupt), terminal.Bar("mbs", 2, shown=True) as bar:
-            bar.say("run [bold]")
-            bar.advance()
-            bar.write(line)
-            raise KeyboardInterrupt
-        shown = stream.getvalue()
-        assert line in shown and "run [bold]" in shown and "1/2" in shown
-        assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+def test_lines_beside_a_bar_are_whole_and_the_cursor_comes_back(columns, monkeypatch):
+    columns(60)
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    line = f"run [red] failed :smile: {'long ' * 40}"
+    with pytest.raises(KeyboardInterrupt), terminal.Bar("mbs", 2, shown=True) as bar:
+        bar.say("run [bold]")
+        bar.advance()
+        bar.write(line)
+        raise KeyboardInterrupt
+    shown = stream.getvalue()
+    assert line in shown and "run [bold]" in shown and "1/2" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")

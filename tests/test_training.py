@@ -8,12 +8,7 @@ import torch
 from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 from torch import nn
 
-from repro.training import (
-    evaluate_binary_segmentation,
-    evaluate_classifier,
-    fit,
-    plain_step,
-)
+from repro.training import evaluate_binary_segmentation, evaluate_classifier, fit, plain_step
 
 
 @pytest.fixture
@@ -41,9 +36,8 @@ def test_fit_equals_a_loop_written_by_hand(model, batches):
     loss_fn = nn.CrossEntropyLoss()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    history = fit(
-        model, plain_step(model, loss_fn, optimizer, "cpu"), batches, epochs=3, scheduler=scheduler
-    )
+    step = plain_step(model, loss_fn, optimizer, "cpu")
+    history = fit(model, step, batches, epochs=3, scheduler=scheduler)
 
     optimizer, expected = sgd(reference), []
     for epoch in range(3):
@@ -58,9 +52,8 @@ def test_fit_equals_a_loop_written_by_hand(model, batches):
             optimizer.step()
             losses += [loss.item()] * len(inputs)
         expected.append(np.mean(losses))
-    for ours, theirs in zip(
-        model.state_dict().values(), reference.state_dict().values(), strict=True
-    ):
+    pairs = zip(model.state_dict().values(), reference.state_dict().values(), strict=True)
+    for ours, theirs in pairs:
         assert torch.equal(ours, theirs)
     assert [epoch.train_loss for epoch in history] == pytest.approx(expected, rel=1e-6)
     assert [epoch.number for epoch in history] == [1, 2, 3]
@@ -85,9 +78,8 @@ def test_classification_against_scikit_learn(model, batches):
         probabilities = torch.cat([model(inputs) for inputs, _ in batches]).double().softmax(1)
     labels = torch.cat([targets for _, targets in batches]).numpy()
     assert set(metrics) == {"test_loss", "accuracy"}
-    assert metrics["accuracy"] == pytest.approx(
-        100 * accuracy_score(labels, probabilities.argmax(1).numpy())
-    )
+    accuracy = accuracy_score(labels, probabilities.argmax(1).numpy())
+    assert metrics["accuracy"] == pytest.approx(100 * accuracy)
     expected = log_loss(labels, probabilities.numpy(), labels=range(4))
     assert metrics["test_loss"] == pytest.approx(expected, rel=1e-5)
 

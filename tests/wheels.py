@@ -32,7 +32,6 @@ def compiles(source: Path, *includes: Path) -> str:
         pytest.skip("there is no C++ compiler")
     options = [f"-I{HERE}", *(f"-isystem{folder}" for folder in includes)]
     command = [compiler, "-std=c++20", "-fsyntax-only", "-Wno-deprecated-declarations"]
-    done = subprocess.run(
-        [*command, *options, str(source)], capture_output=True, text=True, encoding="utf-8"
-    )
+    command += [*options, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     return done.stderr if done.returncode else ""

@@ -36,19 +36,9 @@ def plain_step(model, loss, optimizer, x, y, precision, scaler, clip):
 
 
 def train(
-    method,
-    model,
-    optimizer,
-    batches,
-    loss=F.cross_entropy,
-    *,
-    between=lambda number: None,
-    weigh=lambda y: None,
-    precision=None,
-    scaler=None,
-    clip=None,
-    **options,
-):
+    method, model, optimizer, batches, loss=F.cross_entropy, *, between=lambda number: None,
+    weigh=lambda y: None, precision=None, scaler=None, clip=None, **options,
+):  # fmt: skip
     """Train by DataParallel, or with `method` None by torch alone; return all that came of it."""
     parallel, losses, norms, scales = None, [], [], []
     if method:
@@ -69,26 +59,16 @@ def train(
         losses = [parallel.mean(value) for value in losses]
         parallel.close()
         assert hooks_of(model, optimizer) == 0
-    return described(model, optimizer) | {
-        "losses": list(map(float, losses)),
-        "norms": norms,
-        "scales": scales,
-    }
+    found = {"losses": list(map(float, losses)), "norms": norms, "scales": scales}
+    return described(model, optimizer) | found
 
 
 def described(model, optimizer):
     """Weights, and the optimizer's state with its layout."""
-    state = [
-        value
-        for p in model.parameters()
-        for _, value in sorted(optimizer.state.get(p, {}).items())
-        if isinstance(value, torch.Tensor)
-    ]
-    return {
-        "weights": weights_of(model),
-        "state": [value.clone() for value in state],
-        "strides": [value.stride() for value in state],
-    }
+    states = [sorted(optimizer.state.get(p, {}).items()) for p in model.parameters()]
+    state = [v for own in states for _, v in own if isinstance(v, torch.Tensor)]
+    strides, state = [v.stride() for v in state], [v.clone() for v in state]
+    return {"weights": weights_of(model), "state": state, "strides": strides}
 
 
 def weights_of(model):

@@ -280,11 +280,8 @@ def lost(context, tmp_path_factory):
     """What the survivor of each pair tells."""
     asked = [*ENDS, *(("all_to_all", f"{how} at {stage}") for how, stage in ELSEWHERE)]
     pairs = {pair: tmp_path_factory.mktemp("pair") for pair in asked}
-    processes = [
-        context.Process(target=lose, args=(rank, str(folder), *pair), daemon=True)
-        for pair, folder in pairs.items()
-        for rank in range(2)
-    ]
+    lost = [(rank, str(folder), *pair) for pair, folder in pairs.items() for rank in range(2)]
+    processes = [context.Process(target=lose, args=args, daemon=True) for args in lost]
     for process in processes:
         process.start()
     yield {pair: folder / "report.json" for pair, folder in pairs.items()}
@@ -421,10 +418,9 @@ class TestOneProcess:
         assert losses == pytest.approx(wanted["losses"])
 
 
-class TestShare:
-    @pytest.mark.parametrize("processes", [1, 2, 3, 7])
-    def test_shares_are_the_whole_in_order_and_differ_by_one(self, processes):
-        for samples in range(20):
-            parts = [list(range(samples))[share(samples, r, processes)] for r in range(processes)]
-            assert [n for part in parts for n in part] == list(range(samples))
-            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+@pytest.mark.parametrize("processes", [1, 2, 3, 7])
+def test_shares_are_the_whole_in_order_and_differ_by_one(processes):
+    for samples in range(20):
+        parts = [list(range(samples))[share(samples, r, processes)] for r in range(processes)]
+        assert [n for part in parts for n in part] == list(range(samples))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -14,13 +14,7 @@ import torch.nn.functional as F
 from test_updates import OPTIMIZERS, SPLIT, batch, make
 from torch import nn
 
-from repro.adaptive import (
-    DataParallel,
-    LossCheckError,
-    averaging,
-    full_cost,
-    noise_scale,
-)
+from repro.adaptive import DataParallel, LossCheckError, averaging, full_cost, noise_scale
 from repro.adaptive.averaging import OverlappedAverager
 from repro.measure import accelerator
 
@@ -97,9 +91,8 @@ def test_parameters_of_every_layout_train_as_on_a_cpu(device, two, name, method,
 def test_labels_on_an_accelerator_are_read_before_the_step(device):
     def loss(outputs, targets):
         kept = targets >= 0
-        return (F.cross_entropy(outputs, targets.clamp(min=0), reduction="none") * kept).sum() / (
-            kept.sum()
-        )
+        each = F.cross_entropy(outputs, targets.clamp(min=0), reduction="none")
+        return (each * kept).sum() / kept.sum()
 
     model = nn.Linear(8, 3).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -75,11 +75,9 @@ def test_a_check_that_fails_is_made_three_times_for_each_loss():
 
 
 def test_the_warning_of_a_model_points_to_the_step():
-    class Compares(nn.Linear):
-        def forward(self, x):
-            return super().forward(x - x.mean(0))
-
-    parallel = parallel_of(Compares(8, 1), lambda o, t: F.mse_loss(o, t))
+    model = nn.Linear(8, 1)
+    model.register_forward_pre_hook(lambda _, given: given[0] - given[0].mean(0))
+    parallel = parallel_of(model, lambda o, t: F.mse_loss(o, t))
     with pytest.warns(UserWarning, match="depends on the other samples") as told:
         parallel.step(torch.randn(12, 8), torch.randn(12, 1))
     assert [each.filename for each in told] == [__file__]
@@ -130,9 +128,8 @@ def test_a_root_of_the_mean_of_two_or_one_sample_is_told():
 
     model, x, y = nn.Linear(8, 1), torch.randn(12, 8), torch.randn(12, 1)
     with pytest.raises(LossCheckError):
-        DataParallel(model, root, torch.optim.SGD(model.parameters()), micro_batch=1).step(
-            x[:2], y[:2]
-        )
+        optimizer = torch.optim.SGD(model.parameters())
+        DataParallel(model, root, optimizer, micro_batch=1).step(x[:2], y[:2])
     with pytest.warns(UserWarning, match="full_cost: it could not be checked") as told:
         full_cost(model, (x, y), 1, loss_fn=root)
     assert len(told) == 1

@@ -40,8 +40,8 @@ def follow(controller, costs, distances, first_cost=10.0):
     return steps
 
 
-def falling(epochs, first_cost=10.0):
-    return [first_cost * 0.95 ** (i + 1) for i in range(epochs)]
+def falling(epochs):
+    return [10.0 * 0.95 ** (i + 1) for i in range(epochs)]
 
 
 def with_thetas(controller, thetas):
@@ -229,26 +229,17 @@ SCALES = [random.Random(7).uniform(4, 300) for _ in range(14)]
 
 def noise_driven():
     """`epoch` says which scale comes."""
-    controller = NoiseScaleBatch(
-        8, 200, 0.1, lambda: SCALES[controller.epoch], decay_at=Saturation(2, 0.05)
-    )
+    decay = Saturation(2, 0.05)
+    controller = NoiseScaleBatch(8, 200, 0.1, lambda: SCALES[controller.epoch], decay_at=decay)
     controller.epoch = 0
     return controller
 
 
+WARMED = {"warmup": 3, "warmup_from": 0.01, "lr_exponent": 0.5}
 MAKERS = {
     "theta": lambda: ThetaController(8, 100, 0.1, decay_at=(5, 9)),
     "theta, all options": lambda: ThetaController(
-        8,
-        100,
-        0.1,
-        1.5,
-        0.3,
-        decay=0.2,
-        decay_at=Saturation(2, 0.1),
-        warmup=3,
-        warmup_from=0.01,
-        lr_exponent=0.5,
+        8, 100, 0.1, 1.5, 0.3, decay=0.2, decay_at=Saturation(2, 0.1), **WARMED
     ),
     "fixed": lambda: FixedBatch(32, 0.1, decay_at=[4, 7], decay=0.5),
     "linear": lambda: LinearScaling(256, 32, 0.1, decay_at=(6,)),
@@ -370,10 +361,10 @@ class TestRefused:
             ThetaController(**({"initial_batch": 8, "max_batch": 64, "initial_lr": 0.1} | given))
 
 
-def big(dtype=torch.float32):
+def big():
     generator = torch.Generator().manual_seed(0)
     shapes = [(1025, 3000), (CHUNK + 7,), (33, 40, 32, 32), (), (3, 0)]
-    tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    tensors = [torch.randn(shape, generator=generator) for shape in shapes]
     tensors[2] = tensors[2].to(memory_format=torch.channels_last)
     return tensors
 

@@ -1,3 +1,4 @@
+import itertools
 import random
 
 import pytest
@@ -10,12 +11,10 @@ PARTS = ("computation_s", "communication_s", "blocked_s")
 def drawn(seed, **changes):
     draw = random.Random(seed)
     costs = {
-        "sample_s": draw.uniform(0.5, 2),
-        "overhead_s": draw.uniform(0, 2),
-        "latency_s": draw.uniform(0, 0.05),
-        "transfer_s": draw.uniform(0, 3),
+        "sample_s": draw.uniform(0.5, 2), "overhead_s": draw.uniform(0, 2),
+        "latency_s": draw.uniform(0, 0.05), "transfer_s": draw.uniform(0, 3),
         "overlap": draw.uniform(0, 1),
-    }
+    }  # fmt: skip
     return ScalingModel(**(costs | changes))
 
 
@@ -51,21 +50,20 @@ def counted(model, schedule, samples, processes):
 SCHEDULE = [(4, 3), (8, 2), (24, 1), (100, 2)]
 
 
-class TestModel:
-    @pytest.mark.parametrize("seed", range(3))
-    @pytest.mark.parametrize("processes", [1, 2, 8, 40])
-    def test_against_counting(self, seed, processes):
-        model = drawn(seed)
-        wanted, steps = counted(model, SCHEDULE, 90, processes)
-        assert model.training_time(SCHEDULE, 90, processes) == pytest.approx(wanted["total_s"])
-        parts = model.breakdown(SCHEDULE, 90, processes)
-        for part in PARTS:
-            assert getattr(parts, part) == pytest.approx(wanted[part])
-        assert parts.total_s == pytest.approx(wanted["total_s"])
-        assert updates(SCHEDULE, 90) == steps
-        alone = counted(model, SCHEDULE, 90, 1)[0]["total_s"]
-        speedup = model.speedup(SCHEDULE, 90, processes)
-        assert speedup == pytest.approx(alone / wanted["total_s"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("processes", [1, 2, 8, 40])
+def test_the_model_against_counting(seed, processes):
+    model = drawn(seed)
+    wanted, steps = counted(model, SCHEDULE, 90, processes)
+    assert model.training_time(SCHEDULE, 90, processes) == pytest.approx(wanted["total_s"])
+    parts = model.breakdown(SCHEDULE, 90, processes)
+    for part in PARTS:
+        assert getattr(parts, part) == pytest.approx(wanted[part])
+    assert parts.total_s == pytest.approx(wanted["total_s"])
+    assert updates(SCHEDULE, 90) == steps
+    alone = counted(model, SCHEDULE, 90, 1)[0]["total_s"]
+    speedup = model.speedup(SCHEDULE, 90, processes)
+    assert speedup == pytest.approx(alone / wanted["total_s"])
 
 
 def measured(model, points):
@@ -84,11 +82,8 @@ class TestFit:
         alpha, beta, size, rounds = draw.uniform(1e-4, 1e-2), draw.uniform(1e-9, 1e-8), 4e8, 7
         model = drawn(seed, latency_s=rounds * alpha, transfer_s=beta * size)
         points = [(8, 1), (4, 2), (16, 2), (4, 4), (8, 8)]
-        messages = [
-            (n, p, 2 * (p - 1) * (alpha + beta * n / p))
-            for n in (10**4, 10**6, 10**8)
-            for p in (2, 4)
-        ]
+        cases = itertools.product((10**4, 10**6, 10**8), (2, 4))
+        messages = [(n, p, 2 * (p - 1) * (alpha + beta * n / p)) for n, p in cases]
         steps = measured(model, points)
         assert any(step.blocked_s > 0.02 * step.computation_s for step in steps)
         fitted = ScalingModel.fit(steps, messages, int(size), rounds)

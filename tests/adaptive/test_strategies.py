@@ -35,26 +35,24 @@ def rates(steps):
     return [s.lr for s in steps]
 
 
-class TestLinearScaling:
-    def test_rate_climbs_with_every_iteration_of_five_epochs_as_goyals(self):
-        steps = follow(LinearScaling(2048, 128, 0.1, decay_at=(8, 10)), THETAS)
-        assert set(batches(steps)) == {2048}
-        k, per_epoch = 16, 25
-        climb = [s.lr_at((i + 1) / per_epoch) for s in steps[:5] for i in range(per_epoch)]
-        iterations = 5 * per_epoch
-        # η at the start, kη after five epochs, a constant amount at each iteration.
-        wanted = [0.1 + (k - 1) * 0.1 * (t + 1) / iterations for t in range(iterations)]
-        assert climb == pytest.approx(wanted)
-        assert rates(steps)[5:] == pytest.approx([1.6] * 3 + [0.16] * 2 + [0.016] * 3)
-        assert {s.lr_at(0.5) - s.lr for s in steps[5:]} == {0}
+def test_linear_scaling_climbs_with_every_iteration_of_five_epochs_as_goyals():
+    steps = follow(LinearScaling(2048, 128, 0.1, decay_at=(8, 10)), THETAS)
+    assert set(batches(steps)) == {2048}
+    k, per_epoch = 16, 25
+    climb = [s.lr_at((i + 1) / per_epoch) for s in steps[:5] for i in range(per_epoch)]
+    iterations = 5 * per_epoch
+    # η at the start, kη after five epochs, a constant amount at each iteration.
+    wanted = [0.1 + (k - 1) * 0.1 * (t + 1) / iterations for t in range(iterations)]
+    assert climb == pytest.approx(wanted)
+    assert rates(steps)[5:] == pytest.approx([1.6] * 3 + [0.16] * 2 + [0.016] * 3)
+    assert {s.lr_at(0.5) - s.lr for s in steps[5:]} == {0}
 
 
-class TestScheduledBatch:
-    def test_every(self):
-        # Section VI-C's: 256 doubled after every 30 epochs, the rate as it was.
-        steps = follow(ScheduledBatch(256, 2048, 0.2, every=30), [1.0] * 120)
-        assert batches(steps) == [256] * 30 + [512] * 30 + [1024] * 30 + [2048] * 31
-        assert set(rates(steps)) == {0.2}
+def test_scheduled_batch():
+    # Section VI-C's: 256 doubled after every 30 epochs, the rate as it was.
+    steps = follow(ScheduledBatch(256, 2048, 0.2, every=30), [1.0] * 120)
+    assert batches(steps) == [256] * 30 + [512] * 30 + [1024] * 30 + [2048] * 31
+    assert set(rates(steps)) == {0.2}
 
 
 class TestNoiseScaleBatch:

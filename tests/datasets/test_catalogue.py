@@ -10,13 +10,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from repro import paths
-from repro.datasets import (
-    CorruptDatasetError,
-    DatasetError,
-    DatasetNotFoundError,
-    download,
-    load,
-)
+from repro.datasets import CorruptDatasetError, DatasetError, DatasetNotFoundError, download, load
 
 
 def torchvision_datasets():

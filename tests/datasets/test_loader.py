@@ -149,9 +149,8 @@ def test_batches_made_ahead_are_the_loaders_in_pinned_memory(device):
     plain, ahead = raw(MASKS, **MOVED), Ahead(raw(MASKS, **MOVED), device)
     for _ in range(2):  # epochs
         for made, wanted in zip(ahead, plain, strict=True):
-            assert all(map(torch.equal, made, wanted)) and all(
-                tensor.is_pinned() for tensor in made
-            )
+            assert all(map(torch.equal, made, wanted))
+            assert all(tensor.is_pinned() for tensor in made)
     for _ in ahead:
         break  # its thread ends with the loop
     assert all(not thread.name.startswith("batches") for thread in threading.enumerate())

@@ -16,8 +16,8 @@ def images(count, channels=3, height=HEIGHT, width=WIDTH, seed=0):
     return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
 
 
-def pairs(scale, count=13):
-    return images(count), images(count, 2, scale * HEIGHT, scale * WIDTH, seed=1)
+def pairs(scale):
+    return images(13), images(13, 2, scale * HEIGHT, scale * WIDTH, seed=1)
 
 
 def epoch(loader):

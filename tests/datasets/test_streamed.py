@@ -25,10 +25,8 @@ def root(tmp_path, request):
     for s, split in enumerate(("train", request.param)):
         for k, wnid in enumerate(("n01", "n02")):
             images = (encode(random_image(100 * s + 10 * k + i, 19, 23), "JPEG") for i in range(6))
-            files = {
-                f"imagenet/{split}/{wnid}/{wnid}_{i}.JPEG": one for i, one in enumerate(images)
-            }
-            write_folder(tmp_path, files)
+            folder = f"imagenet/{split}/{wnid}/{wnid}"
+            write_folder(tmp_path, {f"{folder}_{i}.JPEG": one for i, one in enumerate(images)})
     if request.param == "val":
         names = {"n01": ("tench", "Tinca"), "n02": ("shark",)}
         torch.save((names, ["n01"] * 4), tmp_path / "imagenet" / "meta.bin")

@@ -49,18 +49,13 @@ class TestTrainings:
         for number, step, value in [(0, 1, NAN), (10, 2, -INF)]:
             path.unlink(missing_ok=True)
             data, ended = Poisoned(number, step, value), []
-            with pytest.raises(
-                NonFiniteError, match=r"diverged: the loss is nan .*; lower"
-            ) as caught:
+            with pytest.raises(NonFiniteError, match=r"the loss is nan .*; lower") as caught:
                 train(data=data, checkpoint=path, on_epoch=ended.append, **options)
             commit = whole.log[number]
             epoch = commit.iteration + 1  # in these plans no worker is an epoch ahead
-            error, where = (
-                caught.value,
-                f"(worker {commit.worker}, epoch {epoch}, step {step} of its",
-            )
+            error = caught.value
             assert (error.worker, error.epoch, error.step) == (commit.worker, epoch, step)
-            assert where in str(error)
+            assert f"(worker {commit.worker}, epoch {epoch}, step {step} of its" in str(error)
             assert len(data.shares) == number + 1  # no other share was begun
             # What stood before stands, and a training without the bad value goes on from it.
             assert len(ended) == number // 3

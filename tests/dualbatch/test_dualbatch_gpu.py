@@ -28,9 +28,8 @@ def train(device, **options):
     images = torch.randn(512, 3, 16, 16, generator=generator)
     data = images.to(device), torch.randint(4, (512,), generator=generator).to(device)
     plan = DualBatchPlan.solve(TimeModel(1e-3, 1e-2), 1.1, 2, 2, 48, 512)
-    schedule = CyclicProgressiveSchedule(
-        [Stage(2, 0.1), Stage(2, 0.01)], [SubStage(12, 0.1), SubStage(16, 0.2)]
-    )
+    stages, sub_stages = [Stage(2, 0.1), Stage(2, 0.01)], [SubStage(12, 0.1), SubStage(16, 0.2)]
+    schedule = CyclicProgressiveSchedule(stages, sub_stages)
     return train_dual_batch(make_model, data, plan, schedule, device=device.type, **options)
 
 

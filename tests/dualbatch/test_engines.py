@@ -30,11 +30,8 @@ from repro.measure import TimeModel
 
 GTX_1080 = TimeModel(5.6607e-4, 0.0140412)
 WHERE = ["on_epoch", "evaluate", "evaluate"]  # a training is interrupted
+SGD, ADAM = torch.optim.SGD, torch.optim.Adam
 EQUAL = DualBatchPlan(TIMES, 1.0, 2, 2, 40, 10, 10, 10, 10, 0.5)  # factors differ, shares do not
-
-
-def plain_sgd(parameters, lr):
-    return torch.optim.SGD(parameters, lr)
 
 
 def make_double():
@@ -46,54 +43,52 @@ def one_by_one(share):
     return ((x, x) for x in torch.ones(len(share.indices), 1).split(share.batch_size))
 
 
-class TestDataParallel:
-    def test_bsp_of_equal_batches_averages_gradients(self):
-        images, labels = (tensor[:40] for tensor in make_data())
-        images = images.double()
-        schedule = CyclicProgressiveSchedule([Stage(3, 0.3), Stage(2, 0.05)], warmup_epochs=2)
-        options = {"data": (images, labels), "factor": "none", "optimizer_fn": plain_sgd, "seed": 3}
-        result = train(EQUAL, model_fn=make_double, schedule=schedule, sync="bsp", **options)
-        # Four workers with a fourth of the data each: the mean of their gradients is the
-        # gradient of all the data.
-        with torch.random.fork_rng():
-            torch.manual_seed(3)
-            model = make_double()
-        losses, rates = [], [0.06, 0.18, 0.3, 0.05, 0.05]
-        for lr in rates:
-            loss = functional.cross_entropy(model(images), labels)
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            losses.append(float(loss.detach()))
-            with torch.no_grad():
-                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                    parameter -= lr * gradient
-        for name, tensor in model.state_dict().items():
-            assert torch.allclose(result.state[name], tensor, rtol=1e-10, atol=1e-12)
-        assert [entry.train_loss for entry in result.history] == pytest.approx(losses)
-        assert [entry.lr for entry in result.history] == pytest.approx(rates)
+def test_bsp_of_equal_batches_averages_gradients():
+    images, labels = (tensor[:40] for tensor in make_data())
+    images = images.double()
+    schedule = CyclicProgressiveSchedule([Stage(3, 0.3), Stage(2, 0.05)], warmup_epochs=2)
+    options = {"data": (images, labels), "factor": "none", "optimizer_fn": SGD, "seed": 3}
+    result = train(EQUAL, model_fn=make_double, schedule=schedule, sync="bsp", **options)
+    # Four workers with a fourth of the data each: the mean of their gradients is the
+    # gradient of all the data.
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = make_double()
+    losses, rates = [], [0.06, 0.18, 0.3, 0.05, 0.05]
+    for lr in rates:
+        loss = functional.cross_entropy(model(images), labels)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        losses.append(float(loss.detach()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= lr * gradient
+    for name, tensor in model.state_dict().items():
+        assert torch.allclose(result.state[name], tensor, rtol=1e-10, atol=1e-12)
+    assert [entry.train_loss for entry in result.history] == pytest.approx(losses)
+    assert [entry.lr for entry in result.history] == pytest.approx(rates)
 
 
-class TestShares:
-    @pytest.mark.parametrize(("workers", "samples"), [((1, 3), 480), ((2, 1), 61)])
-    def test_of_a_pass_are_the_data(self, workers, samples):
-        plan = make_plan(*workers, samples=samples)
-        data = Recorder(samples)
-        train(plan, data=data, sync="bsp", count=3)
-        passes = [data.shares[i : i + plan.n] for i in range(0, len(data.shares), plan.n)]
-        orders = []
-        for shares in passes:
-            indices = torch.cat([share.indices for share in shares])
-            assert abs(len(indices) - samples) < plan.n
-            counts = indices.bincount(minlength=samples)
-            # Each once, but for what rounding adds or leaves.
-            assert int((counts != 1).sum()) == abs(len(indices) - samples)
-            assert counts.max() <= 2
-            orders.append(indices.tolist())
-            sizes = sorted((len(share.indices), share.batch_size) for share in shares)
-            assert sizes == sorted((plan.share_of(k), plan.batch_of(k)) for k in plan.kinds)
-        assert orders[0] != orders[1] != orders[2]  # shuffled anew
-        assert orders[0] != sorted(orders[0])
-        seeds = [share.seed for share in data.shares]
-        assert len(set(seeds)) == len(seeds)
+@pytest.mark.parametrize(("workers", "samples"), [((1, 3), 480), ((2, 1), 61)])
+def test_shares_of_a_pass_are_the_data(workers, samples):
+    plan = make_plan(*workers, samples=samples)
+    data = Recorder(samples)
+    train(plan, data=data, sync="bsp", count=3)
+    passes = [data.shares[i : i + plan.n] for i in range(0, len(data.shares), plan.n)]
+    orders = []
+    for shares in passes:
+        indices = torch.cat([share.indices for share in shares])
+        assert abs(len(indices) - samples) < plan.n
+        counts = indices.bincount(minlength=samples)
+        # Each once, but for what rounding adds or leaves.
+        assert int((counts != 1).sum()) == abs(len(indices) - samples)
+        assert counts.max() <= 2
+        orders.append(indices.tolist())
+        sizes = sorted((len(share.indices), share.batch_size) for share in shares)
+        assert sizes == sorted((plan.share_of(k), plan.batch_of(k)) for k in plan.kinds)
+    assert orders[0] != orders[1] != orders[2]  # shuffled anew
+    assert orders[0] != sorted(orders[0])
+    seeds = [share.seed for share in data.shares]
+    assert len(set(seeds)) == len(seeds)
 
 
 class TestClock:
@@ -115,9 +110,8 @@ class TestClock:
             assert times == pytest.approx(expected)
         # k times as long as four workers with large batches alone.
         baseline = DualBatchPlan.solve(GTX_1080, 1, 0, 4, 500, 50_000)
-        assert result.history[-1].virtual_time_s == pytest.approx(
-            3 * k * baseline.time_of("large"), rel=0.01
-        )
+        last = result.history[-1].virtual_time_s
+        assert last == pytest.approx(3 * k * baseline.time_of("large"), rel=0.01)
 
     def test_time_models_by_resolution(self):
         plan = make_plan(0, 2)
@@ -133,19 +127,18 @@ class TestClock:
         assert [e.virtual_time_s for e in result.history] == pytest.approx([seconds, seconds + 102])
 
 
-class TestJitter:
-    def test_each_seed_has_its_order_and_keeps_it(self, tmp_path):
-        def order(**options):
-            return [c.worker for c in train(make_plan(0, 3), **options).log]
+def test_with_jitter_each_seed_has_its_order_and_keeps_it(tmp_path):
+    def order(**options):
+        return [c.worker for c in train(make_plan(0, 3), **options).log]
 
-        assert order() == order(seed=1) == [0, 1, 2] * 4
-        one, other = order(jitter=0.01), order(jitter=0.01, seed=1)
-        assert one == order(jitter=0.01) != other
-        whole = train(jitter=0.3)
-        path = tmp_path / "training.pt"
-        interrupt(path, 2, jitter=0.3)
-        resumed = train(jitter=0.3, checkpoint=path)
-        assert resumed.log == whole.log and same(resumed.state, whole.state)
+    assert order() == order(seed=1) == [0, 1, 2] * 4
+    one, other = order(jitter=0.01), order(jitter=0.01, seed=1)
+    assert one == order(jitter=0.01) != other
+    whole = train(jitter=0.3)
+    path = tmp_path / "training.pt"
+    interrupt(path, 2, jitter=0.3)
+    resumed = train(jitter=0.3, checkpoint=path)
+    assert resumed.log == whole.log and same(resumed.state, whole.state)
 
 
 class TestStraggler:
@@ -200,17 +193,12 @@ def smoothed(value):
     return lambda o, t: functional.cross_entropy(o, t, label_smoothing=SMOOTHING["now"])
 
 
-def activated(activation):
-    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3), activation)
-
-
 def scaled(share, factor):
     return ((IMAGES[i] * factor, LABELS[i]) for i in share.indices.split(share.batch_size))
 
 
 IMAGES, LABELS = make_data()
 EVEN, UNEVEN = (1.0, 1.0, 1.0), (1.0, 9.0, 1.0)
-SGD, ADAM = torch.optim.SGD, torch.optim.Adam
 # What is given, how it is made of one thing or another, and what differs.
 OTHER_FUNCTIONS = {
     "another optimizer": ("optimizer_fn", partial, SGD, ADAM, r"optimizer_fn"),
@@ -222,7 +210,9 @@ OTHER_FUNCTIONS = {
                          list(UNEVEN), r"loss_fn.w\[1\]"),
     "a global": ("loss_fn", smoothed, 0.1, 0.2, r"loss_fn.SMOOTHING\['now'\]"),
     "an object": ("loss_fn", Focal, 1.0, 2.0, r"loss_fn.power"),
-    "another module": ("model_fn", activated, nn.ReLU(), nn.GELU(), r"model.2.class"),
+    "another module": ("model_fn", lambda last: lambda: nn.Sequential(
+                           nn.Flatten(), nn.Linear(72, 3), last
+                       ), nn.ReLU(), nn.GELU(), r"model.2.class"),
     "a generator": ("loss_fn", lambda g: (lambda o, t: weighted(o, t) if g else 0),
                     torch.Generator().manual_seed(1), torch.Generator().manual_seed(2),
                     r"loss_fn.g"),
@@ -343,19 +333,19 @@ class Watched(nn.Sequential):
         return super().forward(images)
 
 
+def noting_rates():
+    """Return a list, and a function that makes an optimizer and notes its rate there."""
+    rates = []
+    return rates, lambda parameters, lr: rates.append(lr) or SGD(parameters, lr)
+
+
 class TestSettings:
     def test_resolution_dropout_and_rate_reach_the_model(self):
         Watched.seen.clear()
-        rates = []
-
-        def optimizer_fn(parameters, lr):
-            rates.append(lr)
-            return plain_sgd(parameters, lr)
-
+        rates, optimizer_fn = noting_rates()
         small, large = make_plan(1, 1), replace(make_plan(1, 1), small_batch=2, large_batch=6)
-        schedule = CyclicProgressiveSchedule(
-            [Stage(2, 0.1), Stage(2, 0.01)], [SubStage(4, 0.3, large), SubStage(6, 0.5)]
-        )
+        sub_stages = [SubStage(4, 0.3, large), SubStage(6, 0.5)]
+        schedule = CyclicProgressiveSchedule([Stage(2, 0.1), Stage(2, 0.01)], sub_stages)
         options = {"schedule": schedule, "optimizer_fn": optimizer_fn}
         result = train(small, model_fn=lambda: Watched(*make_model()), sync="bsp", **options)
         assert rates == [0.1] * 4 + [0.01] * 4
@@ -370,12 +360,7 @@ class TestSettings:
 
     def test_a_worker_that_is_ahead_takes_the_next_epochs_setting(self):
         plan = replace(make_plan(1, 1), small_samples=10, large_samples=50)
-        rates = []
-
-        def optimizer_fn(parameters, lr):
-            rates.append(lr)
-            return plain_sgd(parameters, lr)
-
+        rates, optimizer_fn = noting_rates()
         schedule = CyclicProgressiveSchedule([Stage(1, 0.4), Stage(1, 0.3), Stage(2, 0.2)])
         result = train(plan, schedule=schedule, optimizer_fn=optimizer_fn, sync="asp")
         by_version = {0: 0.4, 1: 0.3, 2: 0.3, 3: 0.2}

@@ -10,10 +10,8 @@ IMAGENET = 1_281_167, [(60, 0.2), (30, 0.02), (15, 0.002)]
 # Tables 7 and 9, n_S = 1: resolution, dropout, b / a, B_L, B_S of the sub-stages.
 CIFAR_SUB = [(24, 0.1, 41.89, 600, 130), (32, 0.2, 30.79, 560, 102)]
 IMAGENET_SUB = [
-    (160, 0.1, 39.94, 2330, 156),
-    (224, 0.2, 29.99, 1110, 112),
-    (288, 0.3, 17.756, 740, 67),
-]
+    (160, 0.1, 39.94, 2330, 156), (224, 0.2, 29.99, 1110, 112), (288, 0.3, 17.756, 740, 67),
+]  # fmt: skip
 # The last epoch of each part.
 ENDS_7 = [40, 80, 100, 120, 130, 140]
 ENDS_9 = [20, 40, 60, 70, 80, 90, 95, 100, 105]
@@ -105,19 +103,18 @@ class TestSetDropout:
             set_dropout(nn.Linear(1, 1), 0.2)
 
 
-class TestErrors:
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            ({"stages": []}, r"there are 0 stages and 1 sub-stages"),
-            ({"sub_stages": []}, r"there are 1 stages and 0 sub-stages"),
-            (
-                {"stages": [Stage(2, 0.1)], "sub_stages": [SubStage()] * 3},
-                r"a stage's epochs is 2; give .* at least 3",
-            ),
-            ({"warmup_epochs": 5}, r"warmup_epochs is 5; give a whole number, from 0 to 4"),
-        ],
-    )
-    def test_arguments(self, given, message):
-        with pytest.raises(ValueError, match=message):
-            CyclicProgressiveSchedule(**({"stages": [Stage(4, 0.1)]} | given))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"stages": []}, r"there are 0 stages and 1 sub-stages"),
+        ({"sub_stages": []}, r"there are 1 stages and 0 sub-stages"),
+        (
+            {"stages": [Stage(2, 0.1)], "sub_stages": [SubStage()] * 3},
+            r"a stage's epochs is 2; give .* at least 3",
+        ),
+        ({"warmup_epochs": 5}, r"warmup_epochs is 5; give a whole number, from 0 to 4"),
+    ],
+)
+def test_arguments(given, message):
+    with pytest.raises(ValueError, match=message):
+        CyclicProgressiveSchedule(**({"stages": [Stage(4, 0.1)]} | given))

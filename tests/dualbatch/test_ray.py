@@ -195,10 +195,6 @@ class Centre(torch.nn.Module):
         return loss
 
 
-def deadly(share):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 class OwnError(Exception):
     """Of a function."""
 
@@ -208,10 +204,8 @@ class WordyError(Exception):
         super().__init__(f"no file {path}")
 
 
-FOREIGN = {
-    "made anew with other words": lambda: WordyError("file.bin"),
-    "plain": lambda: OwnError("file.bin", 7),
-}
+FOREIGN = {"made anew with other words": lambda: WordyError("file.bin")}
+FOREIGN["plain"] = lambda: OwnError("file.bin", 7)
 
 
 class TestFailures:
@@ -246,7 +240,6 @@ class TestFailures:
         with pytest.raises(CheckpointError, match=r"replaced, and loss_fn.count changed as the tr"):
             train(make_plan(1, 1), engine="ray", loss_fn=Counting())
 
-    @pytest.mark.slow
     def test_what_changes_in_the_driver_alone(self, started):
         scale = [1.0]
 
@@ -254,18 +247,15 @@ class TestFailures:
             return torch.nn.functional.cross_entropy(outputs, targets) * scale[0]
 
         with pytest.raises(CheckpointError, match=r"loss_fn.scale\[0\] changed in this process"):
-            train(
-                make_plan(1, 1),
-                engine="ray",
-                loss_fn=loss_fn,
-                on_epoch=lambda entry: scale.__setitem__(0, 2.0),
-            )
+            given = {"loss_fn": loss_fn, "on_epoch": lambda entry: scale.__setitem__(0, 2.0)}
+            train(make_plan(1, 1), engine="ray", **given)
 
     @pytest.mark.exhaustive
     def test_a_worker_that_dies_too_often(self, started, monkeypatch):
         monkeypatch.setattr(cluster, "RESTARTS", 0)
+        options = {"data": lambda share: os.kill(os.getpid(), signal.SIGKILL)}
         with pytest.raises(ClusterError, match=r"a worker has died too often, or .*\(\w+Error"):
-            train(make_plan(1, 1), engine="ray", data=deadly)
+            train(make_plan(1, 1), engine="ray", **options)
         assert ray.is_initialized()
 
 
@@ -332,9 +322,8 @@ class TestRuns:
         options = {"sync": "bsp", "loss_fn": Centre()}
         whole, result = train(make_plan(1, 1), **options), run(**options)
         assert same(result.state, whole.state)
-        assert [(c.pulled, c.staleness) for c in result.log] == [
-            (c.pulled, c.staleness) for c in whole.log
-        ]
+        ours, theirs = ([(c.pulled, c.staleness) for c in one.log] for one in (result, whole))
+        assert ours == theirs
         losses = [entry.train_loss for entry in whole.history]
         assert [entry.train_loss for entry in result.history] == pytest.approx(losses)
 
@@ -359,20 +348,16 @@ class TestRuns:
         with pytest.raises(ClusterError, match=r"the workers need 18 CPU, the cluster has 16; add"):
             train(make_plan(1, 1), engine="ray", cpus_per_worker=9)
 
-    @pytest.mark.slow
     def test_a_cluster_without_room(self, started, monkeypatch):
         monkeypatch.setattr(cluster, "PLACE_S", 5.0)
         holder = ray.remote(Holder).options(num_cpus=15).remote()
         ray.get(holder.there.remote())
         try:
-            with pytest.raises(
-                ClusterError, match=r"no machine has had 1 CPU.* 5 s for .*worker 1;"
-            ):
+            with pytest.raises(ClusterError, match=r"no machine has had 1 CPU.* 5 s .*worker 1;"):
                 train(make_plan(1, 1), engine="ray")
         finally:
             ray.kill(holder)
 
-    @pytest.mark.slow
     def test_a_worker_that_dies_and_finds_no_room(self, started, monkeypatch, tmp_path):
         kind, mark = ray.remote(Holder), tmp_path / "to be killed"
         holders = [kind.options(num_cpus=14).remote()]
@@ -394,9 +379,7 @@ class TestRuns:
                 yield IMAGES[index], LABELS[index]
 
         try:
-            with pytest.raises(
-                ClusterError, match=r"no machine has had 1 CPU.* 5 s for worker [01];"
-            ):
+            with pytest.raises(ClusterError, match=r"no machine has had 1 CPU.* worker [01];"):
                 train(make_plan(1, 1), engine="ray", data=data, on_epoch=take_room, count=40)
         finally:
             for holder in holders:

@@ -164,40 +164,38 @@ class TestSynchronisation:
         assert servers[0].version == 24
 
 
-class TestLog:
-    def test_staleness(self):
-        server, _ = pulled(3)
-        push(server, 0)  # 0
-        server.pull(0)  # at version 1
-        push(server, 1, time_s=2.5, loss=0.75)  # 1: of worker 0
-        push(server, 0)  # 1: of worker 1
-        server.pull(0)  # at version 3
-        push(server, 0)  # 0
-        push(server, 2)  # 4
-        assert [c.staleness for c in server.log] == [0, 1, 1, 0, 4]
-        assert [c.pulled for c in server.log] == [0, 0, 1, 3, 0]
-        assert [c.number for c in server.log] == [0, 1, 2, 3, 4]
-        assert server.log[1] == Commit(1, 1, 0, 0, 1, 0.75, 2.5, 0.75)
-        assert server.iterations == [3, 1, 1]
+def test_staleness_in_the_log():
+    server, _ = pulled(3)
+    push(server, 0)  # 0
+    server.pull(0)  # at version 1
+    push(server, 1, time_s=2.5, loss=0.75)  # 1: of worker 0
+    push(server, 0)  # 1: of worker 1
+    server.pull(0)  # at version 3
+    push(server, 0)  # 0
+    push(server, 2)  # 4
+    assert [c.staleness for c in server.log] == [0, 1, 1, 0, 4]
+    assert [c.pulled for c in server.log] == [0, 0, 1, 3, 0]
+    assert [c.number for c in server.log] == [0, 1, 2, 3, 4]
+    assert server.log[1] == Commit(1, 1, 0, 0, 1, 0.75, 2.5, 0.75)
+    assert server.iterations == [3, 1, 1]
 
 
-class TestRepeatedPushes:
-    @pytest.mark.parametrize(("sync", "staleness"), [("bsp", None), ("asp", None), ("ssp", 1)])
-    def test_a_share_counts_once(self, sync, staleness):
-        server, (pull, _) = pulled(2, sync, staleness)
-        state = trained(pull, 3)
-        with pytest.raises(ServerError, match=r"pushes share 1, and has pulled share 0 that is"):
-            server.push(0, 1, state)
+@pytest.mark.parametrize(("sync", "staleness"), [("bsp", None), ("asp", None), ("ssp", 1)])
+def test_a_share_counts_once(sync, staleness):
+    server, (pull, _) = pulled(2, sync, staleness)
+    state = trained(pull, 3)
+    with pytest.raises(ServerError, match=r"pushes share 1, and has pulled share 0 that is"):
+        server.push(0, 1, state)
+    server.push(0, 0, state)
+    before = server.state_dict()
+    with pytest.raises(ServerError, match=r"worker 0 pushes share 0, and has pulled none"):
         server.push(0, 0, state)
-        before = server.state_dict()
-        with pytest.raises(ServerError, match=r"worker 0 pushes share 0, and has pulled none"):
-            server.push(0, 0, state)
-        assert_same(server.state_dict(), before)
-        # Nor when the next share of the worker is under way.
-        push(server, 1)
-        server.pull(0)
-        with pytest.raises(ServerError, match=r"pushes share 0, and has pulled share 1"):
-            server.push(0, 0, state)
+    assert_same(server.state_dict(), before)
+    # Nor when the next share of the worker is under way.
+    push(server, 1)
+    server.pull(0)
+    with pytest.raises(ServerError, match=r"pushes share 0, and has pulled share 1"):
+        server.push(0, 0, state)
 
 
 class TestStateDict:

@@ -46,10 +46,8 @@ def batches(share):
 
 def of_sizes(share, sizes):
     ends = itertools.accumulate(sizes)
-    return [
-        (IMAGES[share.indices[end - n : end]], LABELS[share.indices[end - n : end]])
-        for end, n in zip(ends, sizes, strict=True)
-    ]
+    parts = [share.indices[end - n : end] for end, n in zip(ends, sizes, strict=True)]
+    return [(IMAGES[part], LABELS[part]) for part in parts]
 
 
 ONCE = "of a share of 25 samples in batches of 4 \\(worker 0, epoch 1\\)"
@@ -158,9 +156,8 @@ class TestPasses:
         whole, parts = train(**options), train(passes_fn=by_hand, **options)
         for name, value in whole.state.items():
             torch.testing.assert_close(parts.state[name], value, rtol=1e-12, atol=1e-14)
-        assert [e.train_loss for e in parts.history] == pytest.approx(
-            [e.train_loss for e in whole.history]
-        )
+        losses = [entry.train_loss for entry in whole.history]
+        assert [entry.train_loss for entry in parts.history] == pytest.approx(losses)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -347,8 +344,7 @@ class TestWhatFunctionsKeep:
             train(loss_fn=loss_fn)
 
     @pytest.mark.parametrize(
-        ("options", "optimizer_state"),
-        list(zip(SYNCS, ["kept", "restarted", "kept"], strict=True)),
+        ("options", "optimizer_state"), list(zip(SYNCS, ["kept", "restarted", "kept"], strict=True))
     )
     def test_each_worker_has_its_own_buffers_of_a_loss(self, options, optimizer_state, tmp_path):
         options, loss = options | {"optimizer_state": optimizer_state}, Centre()

@@ -29,20 +29,15 @@ SYNCS: list[dict[str, Any]] = [{"sync": "asp"}, {"sync": "bsp"}, {"sync": "ssp",
 def make_model() -> nn.Module:
     """Return a network with weights, statistics, a counter and dropout."""
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Dropout(0.1),
-        nn.Linear(4, 3),
-    )
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Dropout(0.1), nn.Linear(4, 3),
+    )  # fmt: skip
 
 
-def make_data(samples: int = SAMPLES, side: int = 6) -> tuple[Tensor, Tensor]:
+def make_data(samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
     """Return images and labels, the same ones each time."""
     generator = torch.Generator().manual_seed(4)
-    images = torch.randn(samples, 2, side, side, generator=generator)
+    images = torch.randn(samples, 2, 6, 6, generator=generator)
     return images, torch.randint(3, (samples,), generator=generator)
 
 

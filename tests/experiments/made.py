@@ -20,12 +20,9 @@ FAILED = {"status": "failed", "error": "ValueError: wrong"}
 
 
 def made_results(
-    target: str,
-    make: Maker,
-    chosen: Mapping[str, str],
-    profile: str = "gpu",
+    target: str, make: Maker, chosen: Mapping[str, str], profile: str = "gpu",
     seeds: Sequence[int] = SEEDS,
-) -> Results:
+) -> Results:  # fmt: skip
     """Return results of ``PAPER/ARTEFACT`` with a record of every run that `make` gives one."""
     key, _, name = target.partition("/")
     runs = load_paper(key).artefacts[name].runs(profile, chosen)

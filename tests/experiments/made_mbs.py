@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import made
-from made import OUT_OF_MEMORY, SEEDS, Maker
+from made import OUT_OF_MEMORY, Maker
 
 from repro.experiments import load_paper
 from repro.experiments.design import Run, paper_toml
@@ -17,15 +17,9 @@ CHOSEN = {"classification": "digits", "segmentation": "photos"}
 NOISE = (-0.5, 0.0, 0.5)  # by seed: mean 0, sample standard deviation 0.5
 
 
-def results(
-    artefact: str,
-    make: Maker,
-    profile: str = "paper",
-    seeds: Sequence[int] = SEEDS,
-    chosen: Mapping[str, str] = CHOSEN,
-) -> Results:
+def results(artefact: str, make: Maker, profile: str = "paper") -> Results:
     """Return results of an artefact, with digits and photographs for data."""
-    return made.made_results(f"mbs/{artefact}", make, chosen, profile, seeds)
+    return made.made_results(f"mbs/{artefact}", make, CHOSEN, profile)
 
 
 def claimed(target: str, found: Results) -> Cases:

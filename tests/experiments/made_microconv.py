@@ -44,13 +44,9 @@ def timing(*seconds: float) -> dict[str, Any]:
 
 
 def entry(
-    layer: str = "conv2",
-    kind: str = "forward",
-    batch: int = 8,
-    gain: float = 2.0,
-    fast_mib: float = 2.0,
-    slow_mib: float = 0.0,
-) -> dict[str, Any]:
+    layer: str = "conv2", kind: str = "forward", batch: int = 8, gain: float = 2.0,
+    fast_mib: float = 2.0, slow_mib: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
     """A kernel with two algorithms at every micro-batch size.
 
     The slow one takes 1 ms and `slow_mib` for each sample, the fast one is `gain` times as fast,
@@ -75,16 +71,11 @@ def candidates(*entries: dict[str, Any], checked: Sequence[dict[str, Any]] = ())
     return {"metrics": metrics | {"kernels": list(entries), "checked": list(checked)}}
 
 
-def alexnet(layer: str | None = None, **of: Mapping[str, Any]) -> dict[str, Any]:
-    """The 14 kernels of AlexNet, or those of a layer, with changes to those of a layer."""
-    names = [layer] if layer else [f"conv{n}" for n in range(1, 6)]
-    return candidates(
-        *(
-            entry(name, kind, **of.get(name, {}))
-            for name, kind in itertools.product(names, KINDS)
-            if (name, kind) != ("conv1", "backward_data")
-        )
-    )
+def alexnet(**of: Mapping[str, Any]) -> dict[str, Any]:
+    """The 14 kernels of AlexNet, with changes to those of a layer."""
+    names = itertools.product([f"conv{n}" for n in range(1, 6)], KINDS)
+    kernels = [pair for pair in names if pair != ("conv1", "backward_data")]
+    return candidates(*(entry(name, kind, **of.get(name, {})) for name, kind in kernels))
 
 
 def conv2(fast_mib: float = 3.0, **relative: float) -> dict[str, Any]:
@@ -105,18 +96,13 @@ def conv2(fast_mib: float = 3.0, **relative: float) -> dict[str, Any]:
 
 
 def network(
-    relative: float | None = 1.0,
-    mib: float = 1.0,
-    native_s: float = 0.010,
-    scatter: float | None = 0.01,
-    name: str = "fast",
-    whole: bool = False,
-    **metrics: Any,
-) -> dict[str, Any]:
+    relative: float, mib: float = 1.0, native_s: float = 0.010, scatter: float | None = 0.01,
+    name: str = "fast", whole: bool = False, **metrics: Any,
+) -> dict[str, Any]:  # fmt: skip
     """A network of two layers, its kernels `relative` times as slow as torch's own.
 
     Args:
-        relative: Of the kernels' times to those of torch's own; None where none of them fits.
+        relative: Of the kernels' times to those of torch's own.
         mib: Workspace of each kernel.
         native_s: Of each kernel.
         scatter: Of torch's own against itself, in twenty tiny kernels; None for none.
@@ -127,23 +113,18 @@ def network(
     rows = []
     for layer, kind in itertools.product(("conv1", "conv2"), ("forward", "backward_filter")):
         row: dict[str, Any] = {"layer": layer, "kind": kind, "batch": 8}
-        if relative is not None:
-            row["parts"] = [[8, name]] if whole else [[4, name], [4, name]]
-            row |= {"time_s": relative * native_s, "native_s": native_s}
-            row |= {"predicted_s": relative * native_s, "workspace_bytes": int(mib * MIB)}
-        rows.append(row)
+        row["parts"] = [[8, name]] if whole else [[4, name], [4, name]]
+        row |= {"time_s": relative * native_s, "native_s": native_s}
+        rows.append(row | {"predicted_s": row["time_s"], "workspace_bytes": int(mib * MIB)})
     for number, sign in enumerate((1, -1) * 10 if scatter is not None else ()):
         row = {"layer": f"conv{number + 3}", "kind": "forward", "batch": 8}
         tiny = {"predicted_s": 1e-9, "native_s": 1e-9, "workspace_bytes": 0}
         own = 1e-9 * (1 + (scatter or 0) * (1 + number / 100)) ** sign
         rows.append(row | tiny | {"parts": [[8, NATIVE]], "time_s": own})
-    sizes = {"variables": 0, "optimise_s": 0.002}
-    return {"metrics": {"kernels": rows, **sizes, **metrics}}
+    return {"metrics": {"kernels": rows, "variables": 0, "optimise_s": 0.002, **metrics}}
 
 
-def bench(
-    *rows: tuple[str, float | None, float | None], scatter: float | None = 0.001
-) -> dict[str, Any]:
+def bench(*rows: tuple[str, float, float], scatter: float | None = 0.001) -> dict[str, Any]:
     """Layers: kernel size, and time over torch's own of undivided and divided; 3 are left out.
 
     Where both are equal, both are the same measured division. Four layers of 9×9 are best left to
@@ -156,15 +137,11 @@ def bench(
 
     found = []
     for size, undivided, divided in rows:
-        row: dict[str, Any] = {"shape": "a shape", "kernel_size": size, "batch": 16}
         # Torch's own took twice as long while the divided one was measured: a slow spell.
-        if undivided is not None:
-            row["undivided"] = form(undivided, 0.01, [16, "fast"])
-        if divided is not None:
-            row["divided"] = form(divided, 0.02, [8, "fast"], [8, "fast"])
-            if divided == undivided:
-                row["divided"] = row["undivided"]
-        found.append(row)
+        whole = form(undivided, 0.01, [16, "fast"])
+        parts = form(divided, 0.02, [8, "fast"], [8, "fast"]) if divided != undivided else whole
+        row = {"shape": "a shape", "kernel_size": size, "batch": 16}
+        found.append(row | {"undivided": whole, "divided": parts})
     for number, sign in enumerate((1, -1, 1, -1) if scatter is not None else ()):
         own = form((1 + (scatter or 0)) ** sign, 0.01 + number * 1e-4, [16, NATIVE])
         row = {"shape": "own", "kernel_size": "9×9", "batch": 16}
@@ -172,20 +149,18 @@ def bench(
     return {"metrics": {"layers": found, "left_out": 3}}
 
 
-def solved(small_s: Sequence[float] = (0.9, 0.1, 0.1), large_s: Sequence[float] = (0.5, 0.5)):
+def solved(*seconds: float) -> dict[str, Any]:
     """The solver's times for 562 and for 2,500 variables."""
-    timings = {"WD, 562 variables": timing(*small_s), "WD, 2500 variables": timing(*large_s)}
-    return {"metrics": {}, "timings": timings | {"front, B = 256": timing(0.02)}}
+    names = ("WD, 562 variables", "WD, 2500 variables", "front, B = 256")
+    return {"metrics": {}, "timings": dict.fromkeys(names, timing(*seconds))}
 
 
-def programme(tight_s: float = 0.2, wide_s: float = 0.1) -> dict[str, Any]:
+def programme() -> dict[str, Any]:
     """The solver's times for ResNet-152's own kernels."""
     totals = {"as in the paper": 5088 * MIB, "binding": 100 * MIB}
     metrics = {"kernels": 464, "variables": 1200, "total_bytes": totals}
     metrics["taken_bytes"] = dict.fromkeys(totals, 90 * MIB)
-    seconds = {"as in the paper": wide_s, "binding": tight_s}
-    timings = {name: timing(*[(1 + 0.01 * k) * s for k in range(5)]) for name, s in seconds.items()}
-    return {"metrics": metrics, "timings": timings}
+    return {"metrics": metrics, "timings": {name: timing(0.1, 0.101, 0.102) for name in totals}}
 
 
 def iterations(run: Run, **relative: Any) -> dict[str, Any]:
@@ -224,15 +199,6 @@ def iterations(run: Run, **relative: Any) -> dict[str, Any]:
             samples[process][name] = [0.1 * factor * (1 + process)] * 3
     extra = {"rivals": settings} if rivals else {}
     return {"metrics": {"forms": forms, "samples_s": samples, **extra}}
-
-
-def plausible(run: Run) -> dict[str, Any]:
-    """An outcome of a run of `candidates`, `iterations`, `solver` or `programme`."""
-    if run.experiment == "candidates":
-        return alexnet(run.config.get("layer"))
-    if run.experiment == "iterations":
-        return iterations(run, WR_undivided=1.3)
-    return programme() if run.experiment == "programme" else solved()
 
 
 Cell = tuple[str, str, int, str]  # network, mode, limit in MiB, policy

@@ -41,20 +41,12 @@ RELATIVE = {  # ResNet-50's to the speed in core; 1.2 of other networks
 BY_SCHEDULE = {"window": 0.8, "paper": 0.7, "lms": 0.54, "vdnn": 0.5, "on_demand": 0.4}
 # The largest batch sizes in core, with scheduling alone and with chunks, about as the paper has it.
 REACH: dict[str, dict[str, tuple[int, int, int]]] = {
-    SIMULATED: {
-        RESNET: (190, 928, 1472),
-        DENSENET: (128, 512, 1536),
-        PIX2PIXHD: (5, 20, 36),
-        DEEPLAB: (9, 48, 144),
-    },
+    SIMULATED: {RESNET: (190, 928, 1472), DENSENET: (128, 512, 1536), PIX2PIXHD: (5, 20, 36),
+                DEEPLAB: (9, 48, 144)},
     "quick": {RESNET: (12, 59, 91), DENSENET: (8, 32, 32), PIX2PIXHD: (4, 16, 16)},
-    "paper": {
-        RESNET: (190, 928, 1440),
-        DENSENET: (128, 512, 1024),
-        PIX2PIXHD: (4, 16, 32),
-        DEEPLAB: (6, 32, 64),
-    },
-}
+    "paper": {RESNET: (190, 928, 1440), DENSENET: (128, 512, 1024), PIX2PIXHD: (4, 16, 32),
+              DEEPLAB: (6, 32, 64)},
+}  # fmt: skip
 Rules = Mapping[tuple[str | float, ...], Any]
 
 
@@ -71,13 +63,11 @@ class World:
         profile: Of the runs.
         rules: The last that matches counts.
         places: Which of "simulated" and "measured" have records.
-        noise: By which the logarithms of timed iterations lie above and below in turns.
     """
 
     profile: str = "quick"
     rules: Rules = field(default_factory=dict)
     places: tuple[str, ...] = (SIMULATED, MEASURED)
-    noise: float = 0.003
 
     def of(self, quantity: str, usual: Any, *cell: str | float) -> Any:
         for key, value in self.rules.items():
@@ -111,11 +101,8 @@ class World:
             usual = 1.0 if batch == most or half else 0.8
         limit = self.limit(where)
         reserved = int(limit * (0.95 if mode == "schedule_va" else 0.9))
-        row = {
-            "time_s": batch / (RATE * self.of("relative", usual, *cell)),
-            "reserved_bytes": reserved,
-            "held_bytes": reserved - MIB,
-        }
+        speed = RATE * self.of("relative", usual, *cell)
+        row = {"time_s": batch / speed, "reserved_bytes": reserved, "held_bytes": reserved - MIB}
         if mode in ("schedule", "schedule_va", "lms", "paper", "paper_va"):
             share = self.of("budget", 0.85 if mode == "schedule_va" else 0.5, *cell)
             moved = (50 if half else 100) * MIB
@@ -158,7 +145,7 @@ class World:
         return {"metrics": metrics}
 
     def timed(self, seconds: float, config: Mapping[str, Any]) -> dict[str, Any]:
-        scatter = [seconds * math.exp(sign * self.noise) for sign in (1, -1, 1, -1)]
+        scatter = [seconds * math.exp(sign * 0.003) for sign in (1, -1, 1, -1)]
         timings = {"iteration": timing(*scatter)}
         if self.profile != "paper":
             timings["reference"] = timing(*[config["base_batch"] / RATE] * 4)

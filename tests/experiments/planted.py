@@ -21,9 +21,8 @@ Edit = Callable[[Record], None]  # changes a record in place
 def _reference(paper: str, artefact: str) -> Results:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
-        results = results_of(
-            load_paper(paper).artefacts[artefact], find_source(load_paper(paper), local=False)
-        )
+        source = find_source(load_paper(paper), local=False)
+        results = results_of(source.paper.artefacts[artefact], source)
         assert results.records and (results.gpu is None or results.gpu.records)
     return results
 
@@ -33,13 +32,9 @@ def reference(target: str, edit: Edit = lambda record: None, gpu: bool = False) 
     paper, artefact, *_ = target.split("/")
     whole = _reference(paper, artefact)
     results = copy(whole.gpu if gpu else whole)
+    changed = ("config", "metrics", "timings")
     results.records = [
-        replace(
-            record,
-            config=deepcopy(record.config),
-            metrics=deepcopy(record.metrics),
-            timings=deepcopy(record.timings),
-        )
+        replace(record, **{name: deepcopy(getattr(record, name)) for name in changed})
         for record in results.records
     ]
     for record in results.records:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from repro import datasets
 from repro.adaptive import METHODS
 from repro.experiments import captured, load_paper
 from repro.experiments.adaptive import building, experiments, overlap, runs, worker
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, MORE, PHANTOM, STRATEGIES, TASKS
+from repro.experiments.one_run import load
 
 DESIGN = load_paper("adaptive")
 CHOSEN = {CIFAR: "digits", DIV2K: "photos", PHANTOM: "phantom"}
@@ -33,18 +33,13 @@ def config_of(strategy="theta", task=CIFAR, **changes):
     return runs.training("smoke", task, CHOSEN, strategy).config | small | changes
 
 
-def load(config):
-    options = dict(config["dataset"])
-    return datasets.load(options.pop("name"), **options)
-
-
-def train(config, seed=0):
-    found = experiments.train(config, seed, load(config), "cpu").metrics
+def train(config):
+    found = experiments.train(config, 0, load(config, None), "cpu").metrics
     return {k: v for k, v in found.items() if k not in ("time_s", "control_s")}
 
 
 def start(config):
-    run = experiments.Training(config, 0, load(config), "cpu")
+    run = experiments.Training(config, 0, load(config, None), "cpu")
     return run, captured.CapturedStep(run.model, building.loss_of(config), run.optimizer)
 
 
@@ -149,7 +144,6 @@ class TestProcesses:
         layer(x).sum().backward()
         assert layer.weight.grad.tolist() == [2.0, 2.0, 2.0] and x.grad.tolist() == [[1.0], [1.0]]
 
-    @pytest.mark.slow
     @pytest.mark.slow
     def test_averaging_hides_under_computation(self):
         (run,) = overlap.runs("quick", CHOSEN)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from repro import datasets
 from repro.adaptive import DataParallel
 from repro.experiments import captured
 from repro.experiments.adaptive import experiments, runs
+from repro.experiments.one_run import load
 from repro.measure.precision import without_tf32
 
 pytestmark = pytest.mark.gpu
@@ -31,14 +31,8 @@ def make_model(device):
     ).to(device)
 
 
-@pytest.fixture
-def exact():
-    with without_tf32():
-        yield
-
-
 @GRAPHS
-@pytest.mark.usefixtures("exact")
+@without_tf32()
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_captured_steps_train_like_ordinary_ones(device, monkeypatch, kind, autocast):
@@ -78,8 +72,7 @@ def test_a_training_with_graphs():
     chosen = dict(zip(runs.TASKS, ("digits", "photos", "phantom"), strict=True))
     for task in runs.TASKS:
         config = runs.training("smoke", task, chosen, "theta").config | runs.FAST
-        options = dict(config["dataset"])
-        data = datasets.load(options.pop("name"), **options)
+        data = load(config, None)
         fast = experiments.train(config, 0, data, "cuda").metrics
         plain = experiments.train(config | {"captured": False}, 0, data, "cuda").metrics
         assert not fast["diverged"] and fast["completed"] == config["epochs"]
@@ -90,9 +83,8 @@ def test_a_training_with_graphs():
 
 def test_steps_on_a_gpu_are_not_timed_by_the_hosts_clock(device):
     model = make_model(device)
-    parallel = DataParallel(
-        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)
-    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, nn.functional.cross_entropy, optimizer)
     for _ in range(2):
         x, y = torch.randn(4, 3, 12, 12).to(device), torch.randint(4, (4,)).to(device)
         assert parallel.step(x, y).isfinite()

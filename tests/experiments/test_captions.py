@@ -5,16 +5,12 @@ from dataclasses import replace
 import pytest
 from invented import make_record
 
-from repro import paths
 from repro.experiments import PAPERS, load_paper, query
 from repro.experiments.design import Run
 from repro.experiments.query import Results
 from repro.experiments.view import signature
 
-
-@pytest.fixture(autouse=True)
-def reference(monkeypatch):
-    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+pytestmark = pytest.mark.usefixtures("reference_records")
 
 
 @pytest.mark.parametrize("key", PAPERS)

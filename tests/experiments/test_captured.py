@@ -53,9 +53,8 @@ def graphs(monkeypatch):
 
 def test_graphs_of_all_shapes_share_the_pool_of_the_first_and_keep_their_own_results(graphs):
     model = nn.Linear(3, 2)
-    step = CapturedStep(
-        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.0)
-    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    step = CapturedStep(model, nn.functional.cross_entropy, optimizer)
     step.passes.captured = True
     results = {}
     for size in (4, 2, 4, 8, 2):
@@ -67,9 +66,7 @@ def test_graphs_of_all_shapes_share_the_pool_of_the_first_and_keep_their_own_res
     outputs = [own.loss.data_ptr() for own in kept]
     outputs += [gradient.data_ptr() for own in kept for gradient in own.gradients]
     assert len(set(outputs)) == 9
-    other = CapturedStep(
-        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.0)
-    )
+    other = CapturedStep(model, nn.functional.cross_entropy, optimizer)
     assert other.passes._pool is None
 
 

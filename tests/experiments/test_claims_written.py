@@ -10,19 +10,14 @@ import pytest
 from made_mbs import CHOSEN
 from made_mbs import PAPER as MBS
 
-from repro import paths
 from repro.experiments import PAPERS, design, load_paper, summary
 from repro.experiments.design import LONG, claims_of, paper_toml
 from repro.experiments.judge import NOT_REPRODUCED, NOT_SEEN, WORDS, Verdict
 from repro.experiments.query import Source, find_source, results_of
 from repro.records import RecordStore, reference_stores
 
+pytestmark = pytest.mark.usefixtures("reference_records")
 every = pytest.mark.parametrize("paper", PAPERS)
-
-
-@pytest.fixture(autouse=True)
-def reference(monkeypatch):
-    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
 
 
 def rows_of(paper):

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from repro import datasets
 from repro.datasets import DatasetError, ImageData, Split
 from repro.dualbatch import Commit, cluster, train_dual_batch
 from repro.experiments.dualbatch import building, measuring, runs, training, workers
 from repro.experiments.dualbatch.runs import CIFAR
+from repro.experiments.one_run import load
 from repro.measure import TimeModel
 
 DIGITS = {CIFAR: "digits"}
@@ -37,11 +37,6 @@ _PART |= {"syncs": runs.wall("quick").config["parts"][0]["syncs"], "model": MODE
 _WALL = {"rounds": 2, "repeats": 1, "parts": [_PART]}
 
 
-def digits(config: Any) -> Any:
-    options = dict(config["dataset"])
-    return datasets.load(options.pop("name"), **options)
-
-
 def timed_as(patch: pytest.MonkeyPatch, a: float, b: float) -> None:
     """Let steps take so long."""
     patch.setattr(workers, "fitted", lambda *arguments: (TimeModel(a, b, (1.0,)), {}))
@@ -65,13 +60,13 @@ def without_processes(patch: pytest.MonkeyPatch) -> None:
 
 def test_trainings_that_cannot_be():
     with pytest.raises(FloatingPointError, match="diverged"):
-        training.train(_DUAL | {"stages": [[1, 1e30]]}, 0, digits(_DUAL), "cpu")
+        training.train(_DUAL | {"stages": [[1, 1e30]]}, 0, load(_DUAL, None), "cpu")
     subs = [entry | {"resolution": 9} for entry in _HYBRID["sub_stages"]]
     with pytest.raises(ValueError, match="resolution 9, and the inputs are"):
-        training.train(_HYBRID | {"sub_stages": subs}, 0, digits(_HYBRID), "cpu")
+        training.train(_HYBRID | {"sub_stages": subs}, 0, load(_HYBRID, None), "cpu")
     config = shorter(runs.section51("smoke", DIGITS, 1.1, 2), samples=10**6)
     with pytest.raises(ValueError, match="1000000 samples of"):
-        training.train(config, 0, digits(config), "cpu")
+        training.train(config, 0, load(config, None), "cpu")
 
 
 # Data and models.
@@ -155,7 +150,7 @@ def test_rises_of_a_known_bowl():
 def test_the_plan_follows_from_the_times_measured(monkeypatch):
     for b in (1e-2, 2e-2):
         timed_as(monkeypatch, 1e-3, b)
-        metrics = workers.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
+        metrics = workers.train_own_plan(_OWN, 0, load(_OWN, None), "cpu").metrics
         due = building.plan_of(_OWN["sub_stages"][0]["plan"] | {"a": 1e-3, "b": b})
         assert metrics["plan"]["small_batch"] == due.small_batch
         assert metrics["plans"][0]["small_batch"] == due.small_batch
@@ -167,7 +162,7 @@ def test_the_plan_follows_from_the_times_measured(monkeypatch):
 def test_without_a_plan_nothing_is_trained_and_the_reason_is_said(monkeypatch):
     for b, why in ((-1e-3, "without a fixed cost"), (1e-9, "feasible k")):
         timed_as(monkeypatch, 1e-3, b)
-        metrics = workers.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
+        metrics = workers.train_own_plan(_OWN, 0, load(_OWN, None), "cpu").metrics
         assert why in metrics["error"] and metrics["plan"] is None and "accuracy" not in metrics
 
     def flat(*arguments):
@@ -175,7 +170,7 @@ def test_without_a_plan_nothing_is_trained_and_the_reason_is_said(monkeypatch):
 
     without_processes(monkeypatch)
     monkeypatch.setattr(workers, "fitted", flat)
-    metrics = workers.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
+    metrics = workers.train_own_plan(_OWN, 0, load(_OWN, None), "cpu").metrics
     assert "do not increase" in metrics["error"] and metrics["a"] is None
     assert workers.planned_again(_OWN, metrics) == {}
     (part,) = workers.wall_times(_WALL, 0, None, "cpu").metrics["parts"]

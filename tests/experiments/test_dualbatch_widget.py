@@ -39,9 +39,8 @@ def test_every_worker_has_its_words_and_steps(n_small):
     said = describe(plan)
     for kind in set(plan.kinds):
         workers = f"{plan.kinds.count(kind)} with batches of {plan.batch_of(kind)} "
-        assert (
-            f"{workers}({plan.share_of(kind):,} samples each, {plan.time_of(kind):.3f} s)" in said
-        )
+        samples, seconds = plan.share_of(kind), plan.time_of(kind)
+        assert f"{workers}({samples:,} samples each, {seconds:.3f} s)" in said
     assert ("an update of small batches counts" in said) == (n_small > 0)
     drawn = draw(500, plan)
     FigureCanvasAgg(drawn).draw()

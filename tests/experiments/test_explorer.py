@@ -22,10 +22,8 @@ def computed(size, kind):
 
 def explorer(written=3):
     sizes = {f"{n} MiB": n for n in range(11)}
-    controls = {
-        "size": Control("size", sizes, "3 MiB", written),
-        "kind": Control("kind", {"one": 1, "two": 2}, "two", 2, listed=True),
-    }
+    kinds = Control("kind", {"one": 1, "two": 2}, "two", 2, listed=True)
+    controls = {"size": Control("size", sizes, "3 MiB", written), "kind": kinds}
     return Explorer("made", controls, computed)
 
 
@@ -53,9 +51,8 @@ def test_shown_with_controls_and_as_it_is_at_first(monkeypatch):
     monkeypatch.setattr(IPython.display, "display", lambda data, **_: shown.append(data))
     explorer().show()
     *_, bundle = shown
-    assert (
-        bundle["text/plain"] == "3 of <2>" and '<div data-explorer="made">' in bundle["text/html"]
-    )
+    assert bundle["text/plain"] == "3 of <2>"
+    assert '<div data-explorer="made">' in bundle["text/html"]
     assert notebooks.WIDGET in bundle and "data:image/png" in bundle["text/html"]
     sliders = ipywidgets.widgets.Widget.get_manager_state()["state"].values()
     assert "SelectionSliderModel" in {own["model_name"] for own in sliders}

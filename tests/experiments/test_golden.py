@@ -5,21 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from invented import toy_paper
 from torch import nn
 from torch.optim import optimizer
 
-from repro import microconv, paths
+from repro import datasets, microconv
 from repro.adaptive import ThetaController
 from repro.dualbatch import plan as planning
-from repro.experiments import golden, load_paper
+from repro.experiments import PAPERS, golden, load_paper
 from repro.experiments import run as running
-from repro.experiments.design import (
-    Artefact,
-    Experiment,
-    Outcome,
-    Paper,
-    Run,
-)
+from repro.experiments.design import Artefact, Experiment, Outcome, Paper, Run
 from repro.experiments.golden import Differs, NotCompared, computed_again
 from repro.experiments.one_run import STEPS, recording
 from repro.measure import Timing
@@ -69,18 +64,12 @@ TABLE = Artefact("table", "Table 0", "Toys", "", lambda *_: RUNS, lambda _: [])
 
 @pytest.fixture
 def paper() -> Paper:
-    return Paper(
-        "toy", "Toy", "Nobody", "09_toy",
-        {
-            "train": Experiment("train", f"{__name__}:train", measures=False, trains=True,
-                                planned=("updates",)),
-            "measure": Experiment("measure", f"{__name__}:measure",
-                                  timed=("rate", "double", "seconds"),
-                                  derive=f"{__name__}:doubled"),
-        },
-        {"table": TABLE},
-        {"smoke": {}, "quick": {}, "gpu": {}, "paper": {}},
-    )  # fmt: skip
+    timed, here = ("rate", "double", "seconds"), __name__
+    return toy_paper(
+        Experiment("train", f"{here}:train", measures=False, trains=True, planned=("updates",)),
+        Experiment("measure", f"{here}:measure", timed=timed, derive=f"{here}:doubled"),
+        artefacts={"table": TABLE},
+    )
 
 
 @pytest.fixture
@@ -195,9 +184,8 @@ class TestComparison:
         with pytest.raises(Differs, match="the loss of step 2"):
             computed_again(paper, replace(rounded, first_steps=wrong))
         drifting = steps | {"losses": [[x * (1 + 1e-7 * 9**n)] for n, (x,) in enumerate(near)]}
-        assert "first 8 steps to 3e-01" in computed_again(
-            paper, replace(rounded, first_steps=drifting)
-        )
+        told = computed_again(paper, replace(rounded, first_steps=drifting))
+        assert "first 8 steps to 3e-01" in told
         late = steps | {"losses": [*near[:5], [1.01 * near[5][0]], *near[6:]]}
         with pytest.raises(Differs, match="the loss of step 6"):
             computed_again(paper, replace(rounded, first_steps=late))
@@ -268,11 +256,9 @@ class TestChoice:
         ]
         assert [r.key for r in golden.golden(paper, records)] == ["a", "c", "j"]
 
-    def test_every_experiment_with_reference_records_has_one(self, monkeypatch):
-        monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
-        monkeypatch.setattr("repro.datasets.available", lambda root: [*load_names()])
-        for key in ("mbs", "dualbatch", "adaptive", "outofcore", "microconv", "together"):
-            paper = load_paper(key)
+    def test_every_experiment_with_reference_records_has_one(self, reference_records, monkeypatch):
+        monkeypatch.setattr("repro.datasets.available", lambda root: datasets.NAMES)
+        for paper in map(load_paper, PAPERS):
             source = golden.find_source(paper, local=False)
             records = [record for held in source.records.values() for record in held]
             chosen = golden.golden(paper, records)
@@ -281,12 +267,6 @@ class TestChoice:
             expected = {record.experiment for record in on_a_cpu} - {"published"}
             assert {record.experiment for record in chosen} == expected
             assert sum(map(golden.seconds_of, chosen)) < 240
-
-
-def load_names() -> tuple[str, ...]:
-    from repro import datasets
-
-    return datasets.NAMES
 
 
 @pytest.mark.parametrize(
@@ -298,9 +278,9 @@ def load_names() -> tuple[str, ...]:
         ("dualbatch", "solve", planning, "_rounded", lambda rounding, value: int(value) + 1),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("reference_records")
 def test_a_line_of_a_method_changed(monkeypatch, key, experiment, owner, name, planted):
     """Of the reference records, by what needs no data."""
-    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
     monkeypatch.setattr(golden, "default_count", lambda profile, device: 1)
     paper = load_paper(key)
     alone = replace(paper, experiments={experiment: paper.experiments[experiment]})

@@ -16,13 +16,7 @@ from repro.experiments.run import Setting
 from repro.records import RecordStore, local_store
 
 TRAIN = gpu.Piece(
-    "d",
-    "adaptive/figure10",
-    5,
-    only={"strategy": ["best"]},
-    seeds="2",
-    at_once=2,
-    data=("digits",),
+    "d", "adaptive/figure10", 5, only={"strategy": ["best"]}, seeds="2", at_once=2, data=("digits",)
 )
 MEASURE = gpu.Piece("b", "outofcore/table1", 5, ["measured"], {"mode": ["in_core"]})
 SMOKE = Setting("smoke", "cpu")
@@ -132,10 +126,8 @@ def test_a_piece_that_fails_is_told_and_the_next_is_tried(folder, monkeypatch):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_in_the_middle_it_goes_on_where_it_was(folder, results_folder, tmp_path, how):
     pieces = tmp_path / "list.toml"
-    pieces.write_text(
-        "[[piece]]\nname = 'd'\nartefact = 'adaptive/figure10'\nseconds = 2\nseeds = '4'\n"
-        "data = ['digits']\n"
-    )
+    piece = "[[piece]]\nname = 'd'\nartefact = 'adaptive/figure10'\nseconds = 2\nseeds = '4'\n"
+    pieces.write_text(f"{piece}data = ['digits']\n")
     command = [
         *(sys.executable, "-m", "repro", "gpu", "--minutes", "5", "--out", str(folder)),
         *("--pieces", str(pieces), "--profile", "smoke", "--device", "cpu"),

@@ -207,22 +207,21 @@ class TestCombine:
             assert judged(words, over) == expected, words
 
 
-class TestSeeds:
-    @pytest.mark.parametrize("level", LEVELS)
-    @pytest.mark.parametrize("distance", [30.0, 1.5, 0.7, 0.25])
-    def test_the_power_by_simulation(self, random, distance, level):
-        """Paired: differences of standard deviation 1 exclude a bound in four of five samples."""
-        seen = Estimate(0.0, 1 / math.sqrt(3), 2.0, 3)
-        count = judge.seeds_to_decide(seen, [distance], level)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("distance", [30.0, 1.5, 0.7, 0.25])
+def test_the_power_of_so_many_seeds_by_simulation(random, distance, level):
+    """Paired: differences of standard deviation 1 exclude a bound in four of five samples."""
+    seen = Estimate(0.0, 1 / math.sqrt(3), 2.0, 3)
+    count = judge.seeds_to_decide(seen, [distance], level)
 
-        def power(count):
-            values = random.normal(distance, 1, (20_000, count))
-            error = values.std(axis=1, ddof=1) / math.sqrt(count)
-            return np.mean(values.mean(axis=1) > stats.t.ppf((1 + level) / 2, count - 1) * error)
+    def power(count):
+        values = random.normal(distance, 1, (20_000, count))
+        error = values.std(axis=1, ddof=1) / math.sqrt(count)
+        return np.mean(values.mean(axis=1) > stats.t.ppf((1 + level) / 2, count - 1) * error)
 
-        assert power(count) > 0.79 and (count == 3 or power(count - 1) < 0.81)
-        word, told = direction("", replace(seen, mean=distance))
-        assert word == "reproduced" or level == 0.9 or f"about {count} seeds" in told
+    assert power(count) > 0.79 and (count == 3 or power(count - 1) < 0.81)
+    word, told = direction("", replace(seen, mean=distance))
+    assert word == "reproduced" or level == 0.9 or f"about {count} seeds" in told
 
 
 class TestClaims:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.arguments import plan
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS
@@ -53,10 +52,8 @@ def test_the_planned_runs_are_the_locked_ones() -> None:
     assert plans().splitlines() == PLANS.read_text(encoding="utf-8").splitlines()
 
 
-def test_the_verdicts_on_the_reference_records_are_the_locked_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+@pytest.mark.usefixtures("reference_records")
+def test_the_verdicts_on_the_reference_records_are_the_locked_ones() -> None:
     locked = json.loads(VERDICTS.read_text(encoding="utf-8"))
     now = json.loads(verdicts())
     changed = {name: (locked.get(name), now.get(name)) for name in {**locked, **now}}

@@ -2,7 +2,6 @@
 
 import pytest
 
-from repro import paths
 from repro.experiments import PAPERS, arguments, load_paper, summary
 from repro.experiments.design import LONG, claims_of
 from repro.experiments.query import find_source, results_of
@@ -24,20 +23,17 @@ def test_it_is_shown_from_two_seeds_on(seeds, shown, monkeypatch, tmp_path, make
         for run in paper.artefacts["figure1"].runs(name, chosen):
             for seed in range(seeds if name == LONG else 3):
                 key = f"{len(list(store.folder.rglob('*.json'))):024d}"
-                store.write(
-                    make_record(
-                        run.experiment, paper="adaptive", key=key, config=run.config, seed=seed
-                    )
-                )
+                named = {"paper": "adaptive", "key": key, "config": run.config, "seed": seed}
+                store.write(make_record(run.experiment, **named))
     found = results_of(paper.artefacts["figure1"], find_source(paper))
     assert found.profile == shown
     assert results_of(paper.artefacts["figure1"], find_source(paper, "quick")).profile == "quick"
 
 
+@pytest.mark.usefixtures("reference_records")
 @pytest.mark.parametrize("key", PAPERS)
-def test_quick_decides_nothing_that_longer_trainings_or_further_processes_do(key, monkeypatch):
+def test_quick_decides_nothing_that_longer_trainings_or_further_processes_do(key):
     """Its certainty is of short trainings, some of which end the other way round."""
-    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
     paper = load_paper(key)
     quick = find_source(paper, "quick", local=False)
     for name in [name for name, a in paper.artefacts.items() if a.long]:
@@ -51,8 +47,8 @@ def test_quick_decides_nothing_that_longer_trainings_or_further_processes_do(key
                 assert "the profile quick trains and repeats too little" in row["evidence"]
 
 
-def test_a_page_that_sums_up_shows_each_part_as_it_is_shown_by_itself(monkeypatch):
-    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+@pytest.mark.usefixtures("reference_records")
+def test_a_page_that_sums_up_shows_each_part_as_it_is_shown_by_itself():
     paper = load_paper("together")
     source = find_source(paper, local=False)
     page = results_of(paper.artefacts["decision"], source)

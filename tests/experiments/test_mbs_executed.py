@@ -11,11 +11,7 @@ from made_mbs import CHOSEN, INITIAL, PAPER
 from repro import datasets
 from repro.experiments.mbs import measuring, runs, training
 from repro.experiments.mbs.training import Task
-
-
-def data_of(config):
-    options = dict(config["dataset"])
-    return datasets.load(options.pop("name"), **options)
+from repro.experiments.one_run import load
 
 
 def small_training(micro, role="ResNet-50", **changes):
@@ -42,7 +38,7 @@ class TestTraining:
     @pytest.mark.parametrize("micro", [8, None])
     def test_in_low_precision_weights_and_gradients_stay_float32(self, role, micro):
         config = small_training(micro, role, channels_last=True, autocast="bfloat16")
-        task = Task(config, data_of(config), "cpu")
+        task = Task(config, load(config, None), "cpu")
         model, kinds = task.model(), []
         model.register_forward_hook(lambda _, inputs, output: kinds.append(output.dtype))
         step = task.step(model, micro)
@@ -56,7 +52,7 @@ class TestTraining:
     def test_only_batchnorm_sets_paired_trainings_apart(self):
         found = {}
         for run in runs.paired_trainings("smoke", CHOSEN):
-            metrics = training.paired_training(run.config, 0, data_of(run.config), "cpu").metrics
+            metrics = training.paired_training(run.config, 0, load(run.config, None), "cpu").metrics
             found[run.config["norm"], run.config["dtype"]] = metrics["apart"]
         exact, grouped = found["group", "float64"], found["group", "float32"]
         assert max(exact) < 1e-12 < 1e-8 < max(grouped) < 1e-4 < 1e-2
@@ -64,10 +60,8 @@ class TestTraining:
 
     def test_gradients_by_way_of_normalisation(self):
         (run, *_) = runs.normalisations("smoke", CHOSEN)
-        rows = training.gradients(run.config, 0, data_of(run.config), "cpu").metrics["rows"]
-        even = {
-            r["way"]: r for r in rows if r["frozen"] and r["mini_batch"] % r["micro_batch"] == 0
-        }
+        rows = training.gradients(run.config, 0, load(run.config, None), "cpu").metrics["rows"]
+        even = {r["way"]: r for r in rows if r["frozen"] and not r["mini_batch"] % r["micro_batch"]}
         for way, length in {"none": 4.0, "paper": 1.0, "exact": 1.0}.items():
             assert even[way]["length"] == pytest.approx(length, rel=1e-9)
             assert (even[way]["error"] < 1e-9) == (way != "none")
@@ -76,7 +70,7 @@ class TestTraining:
 class TestMeasuring:
     def test_a_step_fits_or_runs_out_of_memory(self):
         config = runs.base_config("smoke", "ResNet-50", CHOSEN) | {"limit_bytes": 2**20}
-        data, whole = data_of(config), config | {"mini_batch": 64, "micro_batch": None}
+        data, whole = load(config, None), config | {"mini_batch": 64, "micro_batch": None}
         with pytest.raises(torch.OutOfMemoryError):
             measuring.step(whole, 0, data, "cpu")
         outcome = measuring.step(whole | {"micro_batch": 4}, 0, data, "cpu")
@@ -99,7 +93,7 @@ class TestMeasuring:
         config = runs.base_config("smoke", "ResNet-50", CHOSEN)
         ways = {"all": [16, None], "some": [16, 8]}
         config |= {"train_samples": 24, "ways": ways, "repeats": 2}
-        outcome = measuring.epochs(config, 0, data_of(config), "cpu")
+        outcome = measuring.epochs(config, 0, load(config, None), "cpu")
         assert made == {name: 3 * [16, 8] for name in ("None", "8")}  # one warms up
         assert [len(timing.samples_s) for timing in outcome.timings.values()] == [2, 2]
 
@@ -142,7 +136,7 @@ class TestFiles:
             seen.setdefault(len(own), []).append(own)
 
         monkeypatch.setattr(measuring, "fit", fit)
-        outcome = measuring.file_epochs(run.config, 0, data_of(run.config), "cpu")
+        outcome = measuring.file_epochs(run.config, 0, load(run.config, None), "cpu")
         assert set(outcome.timings) == set(run.config["ways"]) and outcome.metrics["files"] == 64
         assert set(seen) == {1, 2}  # mini-batches of 64 and 32
         for epochs in seen.values():
@@ -155,7 +149,7 @@ class TestFiles:
 def test_what_the_profile_gpu_adds_runs_on_an_accelerator(device, micro, monkeypatch):
     options = {"channels_last": True, "autocast": "bfloat16", "benchmark": True}
     config = small_training(micro, **options, limit_fits=None, limit_bytes=2**28)
-    data, pinned, step_of = data_of(config), [], Task.step
+    data, pinned, step_of = load(config, None), [], Task.step
 
     def watching(*args, **options):
         step = step_of(*args, **options)

@@ -10,7 +10,7 @@ from repro.experiments.mbs.widget import plan_streaming
 MIB = 2**20
 
 
-def size_record(make_record, fixed=1000.0, each=100.0, step_s=0.5, sample_s=0.25, **changes):
+def size_record(make_record, fixed, each, step_s, sample_s):
     sizes = (2, 4, 8, 16, 32)
     values = {
         "config": {"role": "ResNet-50", "model": {"name": "resnet_cifar", "depth": 8, "width": 8}},
@@ -20,7 +20,7 @@ def size_record(make_record, fixed=1000.0, each=100.0, step_s=0.5, sample_s=0.25
             str(n): {"samples_s": [step_s + sample_s * n] * 4 + [99.0], "warmup": 2} for n in sizes
         },
     }
-    return make_record("size", **values | changes)
+    return make_record("size", **values)
 
 
 def simulate(fixed, each, step_s, sample_s, limit, mini_batch):

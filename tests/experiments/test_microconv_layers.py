@@ -44,18 +44,17 @@ class TestFigure1:
         assert word == "not run" or "within 512 MiB, for 21.2 of data and filters" in evidence
 
 
-class TestFigure6:
-    def test_divided_configurations(self):
-        def of_conv2(**kernel):
-            make = lambda run: candidates(entry(**kernel)) if run.config.get("layer") else None  # noqa: E731
-            return list(table("figure6", make)["division"])
+def test_divided_configurations_of_figure6():
+    def of_conv2(**kernel):
+        make = lambda run: candidates(entry(**kernel)) if run.config.get("layer") else None  # noqa: E731
+        return list(table("figure6", make)["division"])
 
-        # By hand: slow alone, then up to 1, ..., 7 fast samples at once: 8, 4, 3, 2, 2, 2, 2 calls
-        # at best, of which those with as many calls as a smaller workspace has drop out; then 1.
-        assert len(of_conv2()) == 6
-        assert of_conv2(gain=0.5) == ["8 slow"]
-        # 100 MiB a sample: one fast sample at a time still fits into 120 MiB, two do not.
-        assert of_conv2(fast_mib=100.0) == ["8 slow", "8×1 fast"]
+    # By hand: slow alone, then up to 1, ..., 7 fast samples at once: 8, 4, 3, 2, 2, 2, 2 calls
+    # at best, of which those with as many calls as a smaller workspace has drop out; then 1.
+    assert len(of_conv2()) == 6
+    assert of_conv2(gain=0.5) == ["8 slow"]
+    # 100 MiB a sample: one fast sample at a time still fits into 120 MiB, two do not.
+    assert of_conv2(fast_mib=100.0) == ["8 slow", "8×1 fast"]
 
 
 class TestFigure10:
@@ -110,37 +109,35 @@ class TestFigure12:
         assert evidence.startswith("the most, conv5 F's 2.40 MiB, over 3.0 MiB: ×0.80")
 
 
-class TestOptimisation:
-    @pytest.mark.parametrize(
-        ("samples", "small", "large"),
-        [
-            ((0.0050, 0.0051, 0.0049), "reproduced", "reproduced"),
-            ((0.050, 0.052, 0.049), "not reproduced", "reproduced"),
-            ((0.80, 0.85, 0.82), "not reproduced", "partly"),
-        ],
-    )
-    def test_the_solver(self, samples, small, large):
-        """5.46 ms for ResNet-50, 716 ms for ResNet-152."""
+@pytest.mark.parametrize(
+    ("samples", "small", "large"),
+    [
+        ((0.0050, 0.0051, 0.0049), "reproduced", "reproduced"),
+        ((0.050, 0.052, 0.049), "not reproduced", "reproduced"),
+        ((0.80, 0.85, 0.82), "not reproduced", "partly"),
+    ],
+)
+def test_the_solver(samples, small, large):
+    """5.46 ms for ResNet-50, 716 ms for ResNet-152."""
 
-        def make(run):
-            made_ = {"solver": made.solved(samples, samples), "programme": made.programme()}
-            return made_.get(run.experiment)
+    def make(run):
+        made_ = {"solver": made.solved(*samples), "programme": made.programme()}
+        return made_.get(run.experiment)
 
-        for key, word in (("solver_resnet50", small), ("solver_resnet152", large)):
-            found, evidence = judge(f"optimisation/{key}", make)
-            assert found == word and f"{1e3 * sorted(samples)[1]:.1f} ms" in evidence
-        assert "its own 1200 variables, 90.0 of 5,088.0 MiB taken (as in the paper)" in evidence
+    for key, word in (("solver_resnet50", small), ("solver_resnet152", large)):
+        found, evidence = judge(f"optimisation/{key}", make)
+        assert found == word and f"{1e3 * sorted(samples)[1]:.1f} ms" in evidence
+    assert "its own 1200 variables, 90.0 of 5,088.0 MiB taken (as in the paper)" in evidence
 
 
-class TestWidget:
-    def test_what_a_limit_does(self):
-        # Within 8 MiB: two calls of four samples, 4.002 ms, against 8 ms slow and undivided.
-        told = f"8.00 MiB: 2×4 fast, 4.0 ms with 8.0 MiB; {8 / 4.002:.2f}× over 8 slow; torch's own"
-        assert widget.describe(entry(), 8) == told + " 4.0 ms with 3.0 MiB"
-        kernel = entry(slow_mib=2.0, fast_mib=3.0)
-        assert "; no undivided algorithm fits" in widget.describe(kernel, 4.5)
-        told = "1.00 MiB: nothing fits; the smallest division needs 2.00 MiB"
-        assert widget.describe(kernel, 1) == told
+def test_what_the_widget_says_of_a_limit():
+    # Within 8 MiB: two calls of four samples, 4.002 ms, against 8 ms slow and undivided.
+    told = f"8.00 MiB: 2×4 fast, 4.0 ms with 8.0 MiB; {8 / 4.002:.2f}× over 8 slow; torch's own"
+    assert widget.describe(entry(), 8) == told + " 4.0 ms with 3.0 MiB"
+    kernel = entry(slow_mib=2.0, fast_mib=3.0)
+    assert "; no undivided algorithm fits" in widget.describe(kernel, 4.5)
+    told = "1.00 MiB: nothing fits; the smallest division needs 2.00 MiB"
+    assert widget.describe(kernel, 1) == told
 
 
 @pytest.mark.parametrize("ran", [True, False])

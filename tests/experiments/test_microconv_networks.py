@@ -61,19 +61,18 @@ class TestFigure9:
         assert (measured.FALLBACK in evidence) == (word == "not run")
 
 
-class TestComparison:
-    def test_the_error_is_known_where_no_kernel_is_left_to_torch(self):
-        row = {"batch": 8, "parts": [[8, NATIVE]], "native_s": 1.0}
-        own = [row | {"time_s": 1.1**sign} for sign in (1, -1, 1)]  # one twice: it counts once
+def test_the_error_is_known_where_no_kernel_is_left_to_torch():
+    row = {"batch": 8, "parts": [[8, NATIVE]], "native_s": 1.0}
+    own = [row | {"time_s": 1.1**sign} for sign in (1, -1, 1)]  # one twice: it counts once
 
-        def gap(**metrics):
-            records = [network(relative, scatter=None, **metrics) for relative in (1.0, 0.5)]
-            return measured.gained(*(make_record("network", **one) for one in records))
+    def gap(**metrics):
+        records = [network(relative, scatter=None, **metrics) for relative in (1.0, 0.5)]
+        return measured.gained(*(make_record("network", **one) for one in records))
 
-        assert math.isnan(gap().error)
-        # Four kernels that take equal shares, on both sides.
-        assert gap(own=own).error == pytest.approx(math.log(1.1) * math.sqrt(2 * 4 / 16))
-        assert gap(own=own).dof == 2
+    assert math.isnan(gap().error)
+    # Four kernels that take equal shares, on both sides.
+    assert gap(own=own).error == pytest.approx(math.log(1.1) * math.sqrt(2 * 4 / 16))
+    assert gap(own=own).dof == 2
 
 
 class TestFigure11:

@@ -7,19 +7,11 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from repro.experiments.outofcore import building, measuring, runs
 from repro.experiments.outofcore.building import limit_bytes, published_times, trace_at
-from repro.experiments.outofcore.fitting import (
-    best_fit,
-    can_train,
-    chunked,
-    fit,
-    largest_budget,
-)
+from repro.experiments.outofcore.fitting import best_fit, can_train, chunked, fit, largest_budget
 from repro.experiments.outofcore.runs import PIX2PIXHD, RESNET
 from repro.measure import MemoryMeter, accelerator, machine
 from repro.measure.accelerator import HostMemoryError
@@ -29,13 +21,9 @@ SMOKE = runs.MODELS["smoke"]
 SMALL = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [8, 8]}
 _TOY = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [12, 12]}
 _MEASURED = _TOY | {
-    "role": RESNET,
-    "warmup": 3,
-    "repeats": 2,
-    "threads": 1,
-    "base_batch": 8,
+    "role": RESNET, "warmup": 3, "repeats": 2, "threads": 1, "base_batch": 8,
     "limit_between": [8, 16],
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -113,9 +101,8 @@ class TestAccelerator:
     def test_chunks_are_simulated_where_they_are_not_cudas(self, device):
         if device.type == "cuda":
             pytest.skip("CUDA has them, in a process of its own")
-        outcome = measuring.measured(
-            _MEASURED | {"mode": "schedule_va", "batch": 32}, 0, None, str(device)
-        )
+        config = _MEASURED | {"mode": "schedule_va", "batch": 32}
+        outcome = measuring.measured(config, 0, None, str(device))
         metrics = outcome.metrics
         assert metrics["held_bytes"] <= metrics["reserved_bytes"] <= metrics["limit_bytes"]
         assert metrics["bytes_moved"] > 0
@@ -151,12 +138,25 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+def gradients_of(config, checkpointing=False):
+    """Return the gradients that an optimizer's step is given."""
+    seen: list[torch.Tensor] = []
+    handle = register_optimizer_step_pre_hook(
+        lambda optimizer, *_: seen.extend(
+            p.grad.clone() for group in optimizer.param_groups for p in group["params"]
+        )
+    )
+    try:
+        building.training_step(config, "cpu", checkpointing)()
+    finally:
+        handle.remove()
+    return seen
+
+
 @pytest.mark.usefixtures("one_thread")
 class TestTraces:
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "toy", [TRACED[0], pytest.param(TRACED[1], marks=pytest.mark.slow)], ids=NAMES
-    )
+    @pytest.mark.parametrize("toy", TRACED, ids=NAMES)
     def test_an_extended_trace_is_that_of_training(self, toy):
         step = building.training_step(toy | {"batch": 7}, "cpu")
         computed = record(step, warmup=2, device="cpu")
@@ -187,23 +187,11 @@ class TestTraces:
     @pytest.mark.slow
     @pytest.mark.parametrize("role", [RESNET, "DenseNet"])
     def test_checkpointing_changes_memory_and_no_gradient(self, role):
-        config = SMOKE[role] | {"batch": 24}
-        seen: list[torch.Tensor] = []
-        handle = register_optimizer_step_pre_hook(
-            lambda optimizer, *_: seen.extend(
-                p.grad.clone() for group in optimizer.param_groups for p in group["params"]
-            )
-        )
         gradients, peaks = [], []
-        try:
-            for checkpointing in (False, True):
-                seen.clear()
-                with MemoryMeter("cpu") as meter:
-                    building.training_step(config, "cpu", checkpointing)()
-                gradients.append(list(seen))
-                peaks.append(meter.peak_bytes)
-        finally:
-            handle.remove()
+        for checkpointing in (False, True):
+            with MemoryMeter("cpu") as meter:
+                gradients.append(gradients_of(SMOKE[role] | {"batch": 24}, checkpointing))
+            peaks.append(meter.peak_bytes)
         assert len(gradients[0]) == len(gradients[1]) > 10
         for ours, theirs in zip(*gradients, strict=True):
             torch.testing.assert_close(ours, theirs)
@@ -238,56 +226,39 @@ def random_chain(seed: int) -> Trace:
     return Trace(tuple(functions), sizes)
 
 
-class TestFitting:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("allocator", [best_fit, chunked])
-    @pytest.mark.parametrize("seed", range(3))
-    def test_against_trying_many_budgets(self, seed, allocator):
-        trace = random_chain(seed)
-        limit = int(random.Random(seed).uniform(0.6, 1.1) * trace.peak_bytes)
-        make = partial(allocator, limit)
-        low = trace.smallest_budget
-        tried = [low + (limit - low) * k // 200 for k in range(201)]
-        served = [
-            budget for budget in tried if budget >= low and fit(plan_swaps(trace, budget), make)
-        ]
-        found = largest_budget(trace, limit, make)
-        if found is None:
-            assert low not in served
-            assert limit not in served
-            assert not can_train(trace, limit, make)
-            return
-        budget = found.plan.budget_bytes
-        assert found.plan.verify() <= budget <= limit
-        assert found.peaks["reserved_bytes"] <= limit
-        # No smaller than what is served of the ends and quarters, and beyond it something is not.
-        starts = [low + (limit - low) * k // 4 for k in range(5)]
-        assert budget >= max(start for start in starts if start in served)
-        if budget < limit:
-            assert limit not in served
-        assert can_train(trace, limit, make)
-
-
-def parameters(optimizer):
-    return [p for group in optimizer.param_groups for p in group["params"]]
+@pytest.mark.slow
+@pytest.mark.parametrize("allocator", [best_fit, chunked])
+@pytest.mark.parametrize("seed", range(3))
+def test_fitting_against_trying_many_budgets(seed, allocator):
+    trace = random_chain(seed)
+    limit = int(random.Random(seed).uniform(0.6, 1.1) * trace.peak_bytes)
+    make = partial(allocator, limit)
+    low = trace.smallest_budget
+    tried = [low + (limit - low) * k // 200 for k in range(201)]
+    served = [budget for budget in tried if budget >= low and fit(plan_swaps(trace, budget), make)]
+    found = largest_budget(trace, limit, make)
+    if found is None:
+        assert low not in served
+        assert limit not in served
+        assert not can_train(trace, limit, make)
+        return
+    budget = found.plan.budget_bytes
+    assert found.plan.verify() <= budget <= limit
+    assert found.peaks["reserved_bytes"] <= limit
+    # No smaller than what is served of the ends and quarters, and beyond it something is not.
+    starts = [low + (limit - low) * k // 4 for k in range(5)]
+    assert budget >= max(start for start in starts if start in served)
+    if budget < limit:
+        assert limit not in served
+    assert can_train(trace, limit, make)
 
 
 @pytest.mark.usefixtures("one_thread")
-class TestTraining:
-    def test_float16s_loss_is_scaled_and_its_gradients_are_not(self):
-        gradients = {}
-        for precision in ("float32", *runs.HALVES):
-            seen: list[torch.Tensor] = []
-            handle = register_optimizer_step_pre_hook(
-                lambda optimizer, *_, seen=seen: seen.extend(
-                    p.grad.clone() for p in parameters(optimizer)
-                )
-            )
-            try:
-                building.training_step(SMALL | {"precision": precision, "batch": 8}, "cpu")()
-            finally:
-                handle.remove()
-            gradients[precision] = torch.cat([gradient.flatten() for gradient in seen])
-        for precision in runs.HALVES:
-            off = (gradients[precision] - gradients["float32"]).norm()
-            assert 0 < off < 0.2 * gradients["float32"].norm()
+def test_float16s_loss_is_scaled_and_its_gradients_are_not():
+    gradients = {}
+    for precision in ("float32", *runs.HALVES):
+        seen = gradients_of(SMALL | {"precision": precision, "batch": 8})
+        gradients[precision] = torch.cat([gradient.flatten() for gradient in seen])
+    for precision in runs.HALVES:
+        off = (gradients[precision] - gradients["float32"]).norm()
+        assert 0 < off < 0.2 * gradients["float32"].norm()

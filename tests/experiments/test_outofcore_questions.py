@@ -3,22 +3,11 @@
 import made
 import pytest
 from made import FAILED, OUT_OF_MEMORY
-from made_outofcore import (
-    PAPER,
-    World,
-    judged,
-    results,
-)
+from made_outofcore import PAPER, World, judged, results
 
 from repro.experiments.design import claims_of
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.runs import (
-    CHUNKS,
-    MEASURED,
-    PEERS,
-    SCHEDULE,
-    SIMULATED,
-)
+from repro.experiments.outofcore.runs import CHUNKS, MEASURED, PEERS, SCHEDULE, SIMULATED
 
 # At 512 images the paper keeps 77 %, more than these records of chunks (75 %) do.
 KEPT = {("relative", "schedule_va", size): 0.8 for size in (512, 32)}
@@ -110,21 +99,20 @@ class TestClaims:
         assert verdict.word == "undecided" and "vdnn: vDNN: one function ahead" in verdict.evidence
 
 
-class TestChecks:
-    @pytest.mark.parametrize(
-        ("world", "holds"),
-        [
-            (World(), "yes"),
-            (World(rules={("predicted", SCHEDULE, 59): 29}), "NO"),
-            (World(places=()), "not run"),
-            (World(rules={("status",): FAILED}), "not run"),
-        ],
-        ids=str,
-    )
-    def test_the_hosts_memory_is_what_was_predicted(self, world, holds):
-        row = made.check_row("outofcore/figure3", 0, results("figure3", world))
-        assert row["holds"] == holds
-        assert holds != "NO" or "schedule at 59: 30.0 MiB of 29.0 MiB" in row["evidence"]
+@pytest.mark.parametrize(
+    ("world", "holds"),
+    [
+        (World(), "yes"),
+        (World(rules={("predicted", SCHEDULE, 59): 29}), "NO"),
+        (World(places=()), "not run"),
+        (World(rules={("status",): FAILED}), "not run"),
+    ],
+    ids=str,
+)
+def test_the_hosts_memory_is_what_was_predicted(world, holds):
+    row = made.check_row("outofcore/figure3", 0, results("figure3", world))
+    assert row["holds"] == holds
+    assert holds != "NO" or "schedule at 59: 30.0 MiB of 29.0 MiB" in row["evidence"]
 
 
 class TestPlaces:

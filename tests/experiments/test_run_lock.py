@@ -9,15 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
+from invented import toy_paper
 
 from repro.experiments import run as running
-from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run
+from repro.experiments.design import Experiment, Outcome, Run
 from repro.experiments.processes import NoLocksWarning, locked
 from repro.records import RecordStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-TOY = {"add": Experiment("add", f"{__name__}:add")}
-PAPER = Paper("toy", "Toy", "Nobody", "09_toy", TOY, {}, {profile: {} for profile in PROFILES})
+PAPER = toy_paper(Experiment("add", f"{__name__}:add"))
 me, log, before = "", Path(), None  # of this process
 
 

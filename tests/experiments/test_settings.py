@@ -61,10 +61,7 @@ def test_the_papers_own_data_is_what_its_profile_takes_first(key):
 def test_a_certain_failure_is_not_reproduced_in_the_papers_own_setting_alone():
     claim = replace(claims_of("mbs")["table4"]["same_result"], kind="training")
     artefact = claiming(claim.key, False)
-    words = {
-        profile: artefact.judge(claim, results(profile)).word
-        for profile in ("paper", "gpu", "long")
-    }
+    words = {p: artefact.judge(claim, results(p)).word for p in ("paper", "gpu", "long")}
     assert words == {"paper": "not reproduced", "gpu": "not seen here", "long": "not seen here"}
 
 
@@ -73,6 +70,5 @@ def test_smoke_decides_nothing_but_what_is_exact():
     artefact = claiming(claim.key, True)
     verdict = artefact.judge(claim, results("smoke"))
     assert verdict.word == "undecided" and "smoke" in verdict.evidence
-    assert artefact.judge(replace(claim, rule="exact", margin=None), results("smoke")).word == (
-        "reproduced"
-    )
+    exact = artefact.judge(replace(claim, rule="exact", margin=None), results("smoke"))
+    assert exact.word == "reproduced"

@@ -10,10 +10,7 @@ from repro.experiments.judge import difference, ratio
 from repro.experiments.query import find_source
 from repro.experiments.story import effect
 
-
-@pytest.fixture(autouse=True)
-def reference(monkeypatch):
-    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+pytestmark = pytest.mark.usefixtures("reference_records")
 
 
 @pytest.fixture(params=PAPERS)
@@ -62,11 +59,7 @@ def test_the_sentences_follow_the_records(monkeypatch):
 def test_a_placeholder_is_the_number_of_a_claim(sentence, told):
     source = find_source(load_paper("mbs"), local=False)
     assert re.match(told, story.filled(sentence, source))
-
-
-def test_a_placeholder_of_several_cases_names_one():
-    source = find_source(load_paper("mbs"), local=False)
-    with pytest.raises(ValueError, match="name one"):
+    with pytest.raises(ValueError, match="name one"):  # of several cases
         story.filled("{table4.overhead_halved}", source)
 
 
@@ -104,12 +97,8 @@ def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.story_of(source.paper)
     known = {"label": "time", "claim": "table5.overhead_halved", "kind": "costs"}
-    unknown = {
-        "label": "reach",
-        "claim": "table4.overhead_halved",
-        "case": "U-Net",
-        "kind": "gives",
-    }
+    unknown = {"label": "reach", "claim": "table4.overhead_halved", "kind": "gives"}
+    unknown["case"] = "U-Net"
     words = {"label": "unchanged", "kind": "accuracy"}
     told.effects = [known, unknown, words]
     monkeypatch.setattr(story, "story_of", lambda paper: told)

@@ -19,10 +19,9 @@ from repro.measure import machine
 PAPER, CHOSEN = load_paper("together"), {CIFAR: "cifar10"}
 _TOY = {"fits": 4, "multiples": [1, 4], "warmup": 0, "repeats": 2, "threads": 1}
 RESNET = _TOY | {
-    "network": "ResNet-18",
-    "model": {"name": "resnet_cifar", "depth": 8, "width": 4},
+    "network": "ResNet-18", "model": {"name": "resnet_cifar", "depth": 8, "width": 4},
     "image": [12, 12],
-}
+}  # fmt: skip
 WORDS = {"name": "transformer", "vocabulary": 16, "length": 8, "width": 8, "heads": 2, "layers": 3}
 TRANSFORMER = _TOY | {"network": "Transformer", "model": WORDS}
 
@@ -153,15 +152,13 @@ class TestClaimsUnderALimit:
         assert tried[16]["slowdowns"] == pytest.approx([1.2375, 1.25, 1.2625])
         speeds = [math.exp(limit.speed(tried[multiple]).mean) for multiple in (1, 16)]
         assert speeds == pytest.approx([0.8, 0.8], rel=1e-3)
-        assert math.exp(limit.swapped_time(limits(slow={"mbs_in_outofcore": 1.5})).mean) == (
-            pytest.approx(1.5, rel=0.01)
-        )
+        slow = limit.swapped_time(limits(slow={"mbs_in_outofcore": 1.5}))
+        assert math.exp(slow.mean) == pytest.approx(1.5, rel=0.01)
         told = verdict("together/limit/streaming_keeps_speed", found).evidence
         assert "U-Net, mini-batch 128 ×0.80 [×0.7" in told
 
 
 class TestAdvice:
-    @pytest.mark.slow
     @pytest.mark.slow
     def test_a_toy_is_predicted_as_it_is_measured(self):
         config = RESNET | {"modes": ["undivided", "mbs", "outofcore"], "probe_s": 0.2}
@@ -235,14 +232,12 @@ def history(run, seed, accuracies=None, diverged=(), held=None, judge=JUDGE, luc
     cost = 50.0 if name == "cyclic_theta" else 100.0
     numbers = range(1, epochs + 1)
     metrics = {
-        "held_out": [shown] * epochs,
-        "test": [final] * epochs,
+        "held_out": [shown] * epochs, "test": [final] * epochs,
         "updates": [updates * n for n in numbers],
         "work": [[[16, images * n, updates * n]] for n in numbers],
-        "parallel": [cost * n for n in numbers],
-        "batch": [config["small"]] * epochs,
+        "parallel": [cost * n for n in numbers], "batch": [config["small"]] * epochs,
         "diverged": (name, rate) in diverged,
-    }
+    }  # fmt: skip
     dataset = {"name": "cifar10", "fingerprint": "f", "provenance": "all", "kind": "real"}
     return {"metrics": metrics, "dataset": dataset}
 
@@ -361,12 +356,9 @@ class TestLearning:
     def images(self):
         torch.manual_seed(0)
         pixels = torch.randint(256, (128, 3, 8, 8), dtype=torch.uint8)
-        whole, test = (
-            Split(own, torch.arange(len(own)) % 10) for own in (pixels[:96], pixels[96:])
-        )
-        return ImageData(
-            "toy", "toy", "synthetic", "random", "0" * 16, tuple("0123456789"), whole, test
-        )
+        splits = [Split(own, torch.arange(len(own)) % 10) for own in (pixels[:96], pixels[96:])]
+        classes = tuple("0123456789")
+        return ImageData("toy", "toy", "synthetic", "random", "0" * 16, classes, *splits)
 
     def config(self, strategy):
         planned = runs.trainings("smoke", {CIFAR: "digits"})

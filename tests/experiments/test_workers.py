@@ -11,28 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from invented import toy_paper
 
 from repro.experiments import UsageError
 from repro.experiments import run as running
 from repro.experiments.arguments import ending
-from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run
+from repro.experiments.design import Experiment, Outcome, Run
 from repro.experiments.processes import Workers
 from repro.experiments.run import Setting
 from repro.records import RecordStore
 
-PAPER = Paper(
-    "toy",
-    "Toy",
-    "Nobody",
-    "09_toy",
-    {
-        "learn": Experiment(
-            "learn", f"{__name__}:where", measures=False, measures_where=("real", 1)
-        ),
-        "time": Experiment("time", f"{__name__}:where"),
-    },
-    {},
-    {profile: {} for profile in PROFILES},
+PAPER = toy_paper(
+    Experiment("learn", f"{__name__}:where", measures=False, measures_where=("real", 1)),
+    Experiment("time", f"{__name__}:where"),
 )
 
 
@@ -52,9 +43,8 @@ def execute(store: RecordStore, **config) -> tuple[running.Tally, list[str]]:
     runs += [Run("learn", config), Run("learn", {**config, "x": 1})]
     said: list[str] = []
     with Workers(2) as workers:
-        tally = running.execute(
-            PAPER, runs, Setting("smoke", "cpu", seeds=(0, 1)), store, said.append, workers
-        )
+        setting = Setting("smoke", "cpu", seeds=(0, 1))
+        tally = running.execute(PAPER, runs, setting, store, said.append, workers)
     return tally, said
 
 
@@ -75,8 +65,7 @@ def test_under_long_each_measurement_has_a_process_of_its_own(tmp_path):
 
 
 def test_under_long_what_shares_its_measurements_stays_in_one_process(tmp_path):
-    sharing = replace(PAPER.experiments["time"], shares=True)
-    paper = replace(PAPER, experiments={**PAPER.experiments, "time": sharing})
+    paper = toy_paper(replace(PAPER.experiments["time"], shares=True))
     setting, runs = Setting("long", "cpu", seeds=(0, 1)), [Run("time", {})]
     running.execute(paper, runs, setting, RecordStore(tmp_path), lambda line: None)
     records = RecordStore(tmp_path).load("toy")
@@ -172,9 +161,8 @@ if __name__ == "__main__":
 def test_no_process_outlives_the_one_that_started_it(tmp_path, how):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT, encoding="utf-8")
-    parent = subprocess.Popen(
-        [sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    parent = subprocess.Popen([sys.executable, path], **quiet)
     child = int(parent.stdout.readline())
     parent.send_signal(how)
     assert parent.wait(30) != 0

@@ -55,9 +55,8 @@ def test_deferred_keeps_precision_far_from_zero():
 
 
 def test_layers_in_eval_mode_or_without_statistics_are_left_alone():
-    model = nn.Sequential(
-        nn.BatchNorm2d(5), nn.BatchNorm2d(5, track_running_stats=False), nn.BatchNorm2d(5)
-    ).double()
+    layers = [nn.BatchNorm2d(5, track_running_stats=track) for track in (True, False, True)]
+    model = nn.Sequential(*layers).double()
     model[0].eval()
     before = copy.deepcopy(model)
     streamer(model, 6).backward(*batch())
@@ -134,7 +133,6 @@ def test_a_layer_that_updates_its_statistics_itself_cannot_be_held_back():
 
     model = nn.Sequential(Own(6), nn.Linear(6, 4))
     with pytest.raises(MicroBatchError, match="cannot hold back Own"):
-        MicroBatchStreamer(model, F.cross_entropy, 6, batchnorm="deferred").backward(
-            torch.randn(24, 6), torch.randint(4, (24,))
-        )
+        streamer = MicroBatchStreamer(model, F.cross_entropy, 6, batchnorm="deferred")
+        streamer.backward(torch.randn(24, 6), torch.randint(4, (24,)))
     assert not model[0].running_mean.any() and model[1].weight.grad is None

@@ -9,12 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.mbs import (
-    HookError,
-    MicroBatchStreamer,
-    MixedSamplesError,
-    NondeterministicModelError,
-)
+from repro.mbs import HookError, MicroBatchStreamer, MixedSamplesError, NondeterministicModelError
 
 X = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(4, (20,), generator=torch.Generator().manual_seed(2))
@@ -398,10 +393,8 @@ def test_batchnorm_trains_where_a_rest_of_one_would_be_left():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     x, y = X.repeat(4, 1)[:65], Y.repeat(4)[:65]
     for size, count in ((64, 2), (16, 5), (4, 17)):
-        assert (
-            MicroBatchStreamer(model, F.cross_entropy, size).backward(x, y).num_micro_batches
-            == count
-        )
+        streamer = MicroBatchStreamer(model, F.cross_entropy, size)
+        assert streamer.backward(x, y).num_micro_batches == count
     with pytest.raises(ValueError, match="more than 1 value") as caught:
         MicroBatchStreamer(model, F.cross_entropy, 2).backward(x, y)
     assert "2 leaves one of an odd number" in caught.value.__notes__[0]

@@ -15,12 +15,9 @@ CPU = torch.device("cpu")
 def make_model(batchnorm=True, dropout=0.0, seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(16, 64),
-        nn.BatchNorm1d(64) if batchnorm else nn.Identity(),
-        nn.ReLU(),
-        nn.Dropout(dropout),
-        nn.Linear(64, 4),
-    )
+        nn.Linear(16, 64), nn.BatchNorm1d(64) if batchnorm else nn.Identity(), nn.ReLU(),
+        nn.Dropout(dropout), nn.Linear(64, 4),
+    )  # fmt: skip
 
 
 def make_batch(num_samples, seed=1):
@@ -86,10 +83,8 @@ def test_probes_leave_no_trace(form):
     for model in models:
         for p in model.parameters():
             p.grad = torch.ones_like(p)
-    options = {
-        "two_pass": form == "two_pass",
-        "batchnorm": "deferred" if form == "deferred" else "micro",
-    }
+    norm = "deferred" if form == "deferred" else "micro"
+    options = {"two_pass": form == "two_pass", "batchnorm": norm}
     states, timelines = [], []
     for model, size in zip(models, (24, "auto"), strict=True):
         torch.manual_seed(4)
@@ -134,10 +129,8 @@ def fragile_pair(dropout=0.0):
 @pytest.mark.parametrize("form", ["whole", "two_pass", "deferred", "scaler"])
 def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
     model, plain, fragile = fragile_pair(dropout=0.5)
-    options = {
-        "two_pass": form == "two_pass",
-        "batchnorm": "deferred" if form == "deferred" else "micro",
-    }
+    norm = "deferred" if form == "deferred" else "micro"
+    options = {"two_pass": form == "two_pass", "batchnorm": norm}
     scalers = [torch.amp.GradScaler("cpu") if form == "scaler" else None for _ in range(2)]
     streamer = MicroBatchStreamer(model, F.cross_entropy, "auto", scaler=scalers[0], **options)
     reference = MicroBatchStreamer(plain, F.cross_entropy, 8, scaler=scalers[1], **options)

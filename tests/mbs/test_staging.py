@@ -9,6 +9,8 @@ from repro.mbs import MicroBatchStreamer
 from repro.mbs.batches import Reader
 from repro.mbs.staging import Stager
 
+pytestmark = pytest.mark.gpu
+
 
 def pair(device, seed=0):
     torch.manual_seed(seed)
@@ -26,18 +28,13 @@ def relative_error(got, want):
     return float((got - want).norm() / want.norm())
 
 
-def full_gradients(model, x, y, device):
-    loss = F.cross_entropy(model(x.to(device)), y.to(device))
-    return torch.autograd.grad(loss, list(model.parameters()))
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("memory", ["pageable", "pinned", "device", "transposed"])
 @pytest.mark.parametrize(("micro", "prefetch"), [(3, 3), (16, 1), (64, 0)])
 @pytest.mark.parametrize("two_pass", [False, True])
 def test_streaming_equals_the_full_batch(device, memory, micro, prefetch, two_pass):
     model, x, y = pair(device)
-    expected = full_gradients(model, x, y, device)
+    loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    expected = torch.autograd.grad(loss, list(model.parameters()))
     if memory == "pinned":
         x, y = x.pin_memory(), y.pin_memory()
     elif memory == "device":
@@ -52,7 +49,6 @@ def test_streaming_equals_the_full_batch(device, memory, micro, prefetch, two_pa
         assert relative_error([p.grad for p in model.parameters()], expected) < 1e-12
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("memory", ["pageable", "pinned"])
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_the_ring_is_not_overwritten_while_it_is_read(device, memory, prefetch):
@@ -67,7 +63,6 @@ def test_the_ring_is_not_overwritten_while_it_is_read(device, memory, prefetch):
         assert torch.equal(torch.cat(seen).cpu(), data)
 
 
-@pytest.mark.gpu
 def test_the_callers_pinned_memory_may_be_written_at_once(device):
     stager = Stager(device, 3, trace=False)
     data = torch.ones(12, 1 << 20).pin_memory()
@@ -79,7 +74,6 @@ def test_the_callers_pinned_memory_may_be_written_at_once(device):
     assert torch.stack(seen).tolist() == [float(1 << 20)] * 12
 
 
-@pytest.mark.gpu
 def test_channels_last_and_numbers_arrive_as_they_were(device):
     images = torch.randn(6, 3, 8, 8).to(memory_format=torch.channels_last)
     number = torch.tensor(3.0)
@@ -94,7 +88,6 @@ def test_channels_last_and_numbers_arrive_as_they_were(device):
             assert same.device == device and same.item() == 3.0
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("memory", ["pageable", "pinned", "device"])
 def test_the_loop_never_waits_for_the_device(device, no_waits, memory):
     model, x, y = pair(device)
@@ -109,7 +102,6 @@ def test_the_loop_never_waits_for_the_device(device, no_waits, memory):
         streamer._accumulate(plan, 70.0)
 
 
-@pytest.mark.gpu
 @pytest.mark.cuda_only("the simulated device has no times")
 def test_copies_overlap_computation(device):
     torch.manual_seed(0)
@@ -130,7 +122,6 @@ def test_copies_overlap_computation(device):
         assert later.start_s < earlier.end_s  # begun while the one before was computed
 
 
-@pytest.mark.gpu
 def test_dropout_on_the_device_repeats_in_two_passes(device):
     model, x, y = pair(device)
     model = nn.Sequential(model, nn.Dropout(0.5))
@@ -145,7 +136,6 @@ def test_dropout_on_the_device_repeats_in_two_passes(device):
     assert torch.equal(torch.get_device_module(device).get_rng_state(), after)
 
 
-@pytest.mark.gpu
 def test_buffers_of_a_size_that_ran_out_are_freed(device):
     model, x, y = pair(device)
 

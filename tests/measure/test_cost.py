@@ -59,6 +59,10 @@ def test_largest_batch_by_brute_force():
     # A slope that is no whole number, and a limit between two batches.
     model = LinearMemoryModel.fit([1, 2, 3], [11, 12, 14])
     assert model.largest_batch(model.predict(5) + 0.1) == 5
+    assert LinearMemoryModel(10, 2.1).largest_batch(12.1) == 1  # a division rounded to 0
+    flat = LinearMemoryModel.fit([1, 2], [100, 90])  # noise: memory does not shrink
+    assert (flat.fixed_bytes, flat.bytes_per_sample) == (95, 0)
+    assert flat.largest_batch(94) == 0 and flat.largest_batch(95) > 10**9
 
 
 @pytest.mark.parametrize(
@@ -83,6 +87,9 @@ def test_impossible_lines():
     for values in ([200, 100], [100, 100]):
         with pytest.raises(ValueError, match="seconds per step do not increase"):
             TimeModel.fit([8, 16], values)
+    for sizes, peaks in (([4, 4], [1, 2]), ([1, 2], [1])):
+        with pytest.raises(ValueError, match="two or more distinct batch sizes"):
+            LinearMemoryModel.fit(sizes, peaks)
 
 
 class Machine:

@@ -7,11 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.measure.loss_parts import (
-    compare,
-    evaluate,
-    known_loss,
-)
+from repro.measure.loss_parts import compare, evaluate, known_loss
 
 GENERATOR = torch.Generator().manual_seed(0)
 OUTPUTS = torch.randn(12, 4, generator=GENERATOR, dtype=torch.float64)

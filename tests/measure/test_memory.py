@@ -8,7 +8,6 @@ from torch import nn
 
 from repro.measure import (
     BudgetExceededError,
-    LinearMemoryModel,
     MemoryBudget,
     MemoryMeter,
     accelerator,
@@ -130,22 +129,6 @@ def test_is_out_of_memory():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
-
-
-def test_the_linear_model_and_its_limits():
-    fixed, each, sizes = 12_345_678, 987_651, [2, 4, 8, 11]
-    model = LinearMemoryModel.fit(sizes, [fixed + each * b for b in sizes])
-    assert (model.fixed_bytes, model.bytes_per_sample) == (fixed, each)
-    for b in range(1, 40):
-        limits = [fixed + each * b + byte for byte in (-1, 0, 1)]
-        assert [model.largest_batch(limit) for limit in limits] == [b - 1, b, b]
-    assert LinearMemoryModel(10, 2.1).largest_batch(12.1) == 1  # a division rounded to 0
-    flat = LinearMemoryModel.fit([1, 2], [100, 90])  # noise: memory does not shrink
-    assert (flat.fixed_bytes, flat.bytes_per_sample) == (95, 0)
-    assert flat.largest_batch(94) == 0 and flat.largest_batch(95) > 10**9
-    for sizes, peaks in (([4, 4], [1, 2]), ([1, 2], [1])):
-        with pytest.raises(ValueError, match="two or more distinct batch sizes"):
-            LinearMemoryModel.fit(sizes, peaks)
 
 
 @pytest.mark.gpu

@@ -50,12 +50,8 @@ def draw(seed, family):
 
 def listing(kernel, b):
     """BACKEND:ALGORITHM of all on this CPU, and the bytes to give to each."""
-    names = [
-        f"{backend.name}:{name}"
-        for backend in BACKENDS.values()
-        if backend.missing("cpu") is None
-        for name, _ in backend.algorithms(kernel, b)
-    ]
+    here = [each for each in BACKENDS.values() if each.missing("cpu") is None]
+    names = [f"{each.name}:{name}" for each in here for name, _ in each.algorithms(kernel, b)]
     return [(name, backends.given_bytes(name, kernel, b)) for name in names]
 
 

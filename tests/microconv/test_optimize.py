@@ -261,10 +261,8 @@ def test_one_byte_short_with_many_equal_kernels(solved):
 
 
 def test_the_total_that_is_named_works_and_one_byte_less_does_not():
-    fronts = {
-        "conv1": [Division(1.0, 700, []), Division(3.0, 300, [])],
-        "conv2": [Division(1.0, 500, []), Division(0.5, 600, [])],
-    }
+    fronts = {"conv1": [Division(1.0, 700, []), Division(3.0, 300, [])]}
+    fronts["conv2"] = [Division(1.0, 500, []), Division(0.5, 600, [])]
     message = (
         r"^2 kernels do not fit into 799 bytes of workspace together; the smallest limit that "
         r"would work is 800 bytes, of which kernel 'conv2' needs 500$"

@@ -65,13 +65,8 @@ def tuned_layers(model):
 
 
 def kernels_in(model):
-    return [
-        kernel
-        for module in model.modules()
-        if isinstance(module, TunedConv2d)
-        for kernels in module.tuned.values()
-        for kernel in kernels.values()
-    ]
+    tuned = [module.tuned for module in model.modules() if isinstance(module, TunedConv2d)]
+    return [kernel for own in tuned for kernels in own.values() for kernel in kernels.values()]
 
 
 def reference(kernel, first, second):

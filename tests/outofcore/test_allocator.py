@@ -48,39 +48,34 @@ def random_events(seed: int, n: int, largest: int, live: int = 40) -> list[Event
     return events
 
 
-class TestChunked:
-    def test_small_requests_by_hand(self):
-        allocator = ChunkedAllocator(2048, 3 * 2048, 1024)
-        allocator.malloc("a", 1000)  # 1,024 of chunk 0
-        allocator.malloc("b", 1)  # 512 of it
-        allocator.malloc("c", 513)  # 1,024 of chunk 1
-        assert (allocator.allocated_bytes, len(allocator._shared)) == (4096, 2)
-        allocator.malloc("d", 500)  # the rest of chunk 0
-        allocator.malloc("e", 1025)  # a chunk of its own
-        assert blocks(allocator) == {"a": (0,), "b": (0,), "c": (1,), "d": (0,), "e": (2,)}
-        with pytest.raises(OutOfMemory):
-            allocator.malloc("f", 1025)
-        allocator.free("a")
-        allocator.malloc("f", 600)  # of two pieces of 1,024 the one in the chunk shared first
-        assert blocks(allocator)["f"] == (0,)
-        for name in "fbd":
-            allocator.free(name)
-        assert (allocator.allocated_bytes, allocator.reserved_bytes) == (4096, 6144)
-        allocator.malloc("g", 2048)
-        assert allocator.ranges_reused == 1
-        assert blocks(allocator) == {"c": (1,), "e": (2,), "g": (0,)}
+def test_small_requests_of_chunks_by_hand():
+    allocator = ChunkedAllocator(2048, 3 * 2048, 1024)
+    allocator.malloc("a", 1000)  # 1,024 of chunk 0
+    allocator.malloc("b", 1)  # 512 of it
+    allocator.malloc("c", 513)  # 1,024 of chunk 1
+    assert (allocator.allocated_bytes, len(allocator._shared)) == (4096, 2)
+    allocator.malloc("d", 500)  # the rest of chunk 0
+    allocator.malloc("e", 1025)  # a chunk of its own
+    assert blocks(allocator) == {"a": (0,), "b": (0,), "c": (1,), "d": (0,), "e": (2,)}
+    with pytest.raises(OutOfMemory):
+        allocator.malloc("f", 1025)
+    allocator.free("a")
+    allocator.malloc("f", 600)  # of two pieces of 1,024 the one in the chunk shared first
+    assert blocks(allocator)["f"] == (0,)
+    for name in "fbd":
+        allocator.free(name)
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (4096, 6144)
+    allocator.malloc("g", 2048)
+    assert allocator.ranges_reused == 1
+    assert blocks(allocator) == {"c": (1,), "e": (2,), "g": (0,)}
 
 
 class TestBestFit:
     def test_segments_by_hand(self):
         for nbytes, reserved in (
-            (1, 2 * MIB),
-            (MIB, 2 * MIB),
-            (MIB + 1, 20 * MIB),
-            (10 * MIB - 512, 20 * MIB),
-            (10 * MIB, 10 * MIB),
-            (10 * MIB + 1, 12 * MIB),
-        ):
+            (1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB),
+            (10 * MIB, 10 * MIB), (10 * MIB + 1, 12 * MIB),
+        ):  # fmt: skip
             assert replay(BestFitAllocator(), [Event("a", nbytes)]).reserved_bytes == reserved
 
     def test_fragmentation_that_chunks_do_not_have(self):

@@ -22,17 +22,13 @@ from repro.outofcore.simulation import bound
 
 # A parameter that is needed first and last, and what only an away one leaves room for.
 UPDATED = (
-    Function("forward", ("w",), ("a",)),
-    Function("middle", ("a",), ("b",)),
-    Function("backward", ("b", "a"), ("g",)),
-    Function("update", ("w", "g"), ("w",)),
-)
+    Function("forward", ("w",), ("a",)), Function("middle", ("a",), ("b",)),
+    Function("backward", ("b", "a"), ("g",)), Function("update", ("w", "g"), ("w",)),
+)  # fmt: skip
 SKIPPED = (
-    Function("make", (), ("a",)),
-    Function("large", (), ("b",)),
-    Function("use", ("b",), ("c",)),
+    Function("make", (), ("a",)), Function("large", (), ("b",)), Function("use", ("b",), ("c",)),
     Function("join", ("a", "c"), ("d",)),
-)
+)  # fmt: skip
 
 
 def every_plan(trace: Trace, budget: int) -> Iterator[SwapPlan]:
@@ -64,9 +60,8 @@ def every_plan(trace: Trace, budget: int) -> Iterator[SwapPlan]:
                 if sum(trace.sizes[name] for name in on_device) > budget:
                     continue
                 released = [Action(Kind.RELEASE, name) for name in sorted(leave)]
-                entered = [
-                    Action(_kind(trace, name, number), name) for name in sorted(missing | enter)
-                ]
+                brought = sorted(missing | enter)
+                entered = [Action(_kind(trace, name, number), name) for name in brought]
                 orders = {(*released, *entered), (*entered, *released)}
                 dirty = valid - frozenset(trace.functions[number].outputs)
                 for out in _subsets(sorted(on_device - dirty)):

@@ -14,32 +14,31 @@ from repro.outofcore.host import SLAB_BYTES, HostStore, aligned
 MIB = 2**20
 
 
-class TestPlaces:
-    @pytest.mark.parametrize("where", ["memory", "file"])
-    def test_what_is_written_is_read_again_in_however_many_pieces(self, tmp_path, where):
-        store = HostStore(path=tmp_path if where == "file" else None, slab_bytes=1024)
-        rng, live, several = random.Random(0), {}, 0
-        for number in range(300):
-            if live and rng.random() < 0.5:
-                place, value = live.pop(rng.choice(list(live)))
-                back = torch.zeros_like(value)
-                store.read(place, back.data_ptr())
-                assert torch.equal(back, value)
-                store.give_back(place)
-            else:
-                value = torch.randint(256, (rng.randint(1, 3000),), dtype=torch.uint8)
-                place = store.take(value.numel())
-                store.write(place, value.data_ptr())
-                live[number] = place, value
-                several += len(place) > 1
-        assert several > 50
-        assert store.used_bytes == sum(aligned(value.numel()) for _, value in live.values())
-        # Nothing is lost to holes: the store grew only where nothing was left.
-        assert store.total_bytes == -(-store.peak_bytes // 1024) * 1024
-        for place, _ in live.values():
+@pytest.mark.parametrize("where", ["memory", "file"])
+def test_what_is_written_is_read_again_in_however_many_pieces(tmp_path, where):
+    store = HostStore(path=tmp_path if where == "file" else None, slab_bytes=1024)
+    rng, live, several = random.Random(0), {}, 0
+    for number in range(300):
+        if live and rng.random() < 0.5:
+            place, value = live.pop(rng.choice(list(live)))
+            back = torch.zeros_like(value)
+            store.read(place, back.data_ptr())
+            assert torch.equal(back, value)
             store.give_back(place)
-        assert store._free.by_size == [(1024, slab, 0) for slab in range(store.total_bytes // 1024)]
-        store.close()
+        else:
+            value = torch.randint(256, (rng.randint(1, 3000),), dtype=torch.uint8)
+            place = store.take(value.numel())
+            store.write(place, value.data_ptr())
+            live[number] = place, value
+            several += len(place) > 1
+    assert several > 50
+    assert store.used_bytes == sum(aligned(value.numel()) for _, value in live.values())
+    # Nothing is lost to holes: the store grew only where nothing was left.
+    assert store.total_bytes == -(-store.peak_bytes // 1024) * 1024
+    for place, _ in live.values():
+        store.give_back(place)
+    assert store._free.by_size == [(1024, slab, 0) for slab in range(store.total_bytes // 1024)]
+    store.close()
 
 
 def test_what_is_dropped_is_freed_only_after_its_copy():

@@ -33,8 +33,8 @@ def nothing_was_said():
     _said.clear()
 
 
+@pytest.mark.slow
 class TestOthers:
-    @pytest.mark.slow
     def test_other_threads(self):
         """A thread of the block, one that was there before, and a pool read what is away."""
         out = child("""
@@ -86,7 +86,6 @@ class TestOthers:
         """)
         assert out == "right"
 
-    @pytest.mark.slow
     def test_a_pool_that_trains_its_own_model(self):
         weights = crowd()
 
@@ -105,7 +104,6 @@ class TestOthers:
             assert train(1.0) == wanted[0]
         assert block.statistics.bytes_in > 0
 
-    @pytest.mark.slow
     def test_asynchronous_collectives(self, tmp_path):
         """Gradients that are being averaged stay; and what is reduced in place is not lost."""
         code = """
@@ -144,7 +142,6 @@ class TestOthers:
         """
         assert child(code, str(tmp_path / "meet")) == "[0, 0]"
 
-    @pytest.mark.slow
     def test_a_forked_worker_reads_what_is_away(self, tmp_path):
         code = """
             import os, sys, torch
@@ -553,10 +550,8 @@ def write_by_address(tensor: torch.Tensor, minus: torch.Tensor) -> None:
     """Subtract from a tensor as native code does: no mode of torch tells of it."""
     with torch._C.DisableTorchFunction():
         places = [(t.data_ptr(), t.numel()) for t in (tensor, minus)]
-    ours, theirs = (
-        np.ctypeslib.as_array((ctypes.c_float * n).from_address(at)) for at, n in places
-    )
-    ours -= 0.1 * theirs
+    views = [np.ctypeslib.as_array((ctypes.c_float * n).from_address(at)) for at, n in places]
+    views[0][:] -= 0.1 * views[1]
 
 
 class NativeSGD(torch.optim.Optimizer):
@@ -686,9 +681,8 @@ class TestOtherTensors:
 
             def step():
                 one = vmap(grad(norm), (None, 0))(parameters, x)["weight"]
-                two = torch.ops.higher_order.cond(
-                    x.sum() > 0, lambda v: (v @ v.T,), lambda v: (v.cos(),), (x,)
-                )[0]
+                cond = torch.ops.higher_order.cond
+                (two,) = cond(x.sum() > 0, lambda v: (v @ v.T,), lambda v: (v.cos(),), (x,))
                 touch(crowd())
                 return one.tolist(), two.tolist(), jacrev(torch.sin)(x[0]).tolist()
 

@@ -6,7 +6,7 @@ torch keeps the allocator that a process begins with: each installation has a pr
 import random
 import subprocess
 import sys
-import textwrap
+from textwrap import dedent
 
 import pytest
 import torch
@@ -21,9 +21,7 @@ MIB = 2**20
 
 def run(code: str) -> str:
     """Run code in a new process, and return what it prints."""
-    code = "import torch\nfrom repro.outofcore.native import install\nMIB = 2**20\n" + (
-        textwrap.dedent(code)
-    )
+    code = f"import torch\nfrom repro.outofcore.native import install\nMIB = 2**20\n{dedent(code)}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

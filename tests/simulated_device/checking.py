@@ -86,21 +86,16 @@ class Block:
 
     Attributes:
         what: Such as ``"waited for an event"`` or ``"copied from the device"``.
-        stream: For which it waited.
         stack: Frames of Python, innermost first.
     """
 
     what: str
-    stream: str
     stack: tuple[Frame, ...]
 
     @property
     def line(self) -> str:
         """Where the user's code waited."""
         return _line(self.stack)
-
-    def __str__(self) -> str:
-        return f"the host {self.what} ({self.stream}), {self.line}"
 
 
 def _line(stack: tuple[Frame, ...]) -> str:
@@ -238,10 +233,7 @@ def counted_blocks() -> Iterator[Blocks]:
     try:
         yield found
     finally:
-        found.extend(
-            Block(what, _stream(agent), tuple(stack))
-            for what, agent, stack in native.blocks(before)
-        )
+        found.extend(Block(what, tuple(stack)) for what, _, stack in native.blocks(before))
 
 
 # ---- presence and limits

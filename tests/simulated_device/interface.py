@@ -8,7 +8,7 @@ CUDA refuses it.
 import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,7 @@ def _index(device: Device, strict: bool = False) -> int:
         raise ValueError(f"Expected a sim device, but got: {device}")
     if index is None:
         if strict:
-            raise ValueError(
-                f"Expected a torch.device with a specified index or an integer, but got:{device}"
-            )
+            raise ValueError(f"Expected a device with a specified index, but got: {device}")
         return native.current_device()
     if not 0 <= index < native.DEVICES:
         raise RuntimeError(f"invalid device ordinal {index}: there are {native.DEVICES}")
@@ -110,9 +108,7 @@ def Stream(device: Device = None, priority: int = 0) -> torch.Stream:
     return torch.Stream(torch.device("sim", _index(device)), priority=priority)
 
 
-def Event(
-    enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-) -> torch.Event:
+def Event(enable_timing: bool = False, blocking: bool = False) -> torch.Event:
     here = torch.device("sim", native.current_device())
     return torch.Event(here, enable_timing=enable_timing)
 
@@ -130,13 +126,6 @@ def current_stream(device: Device = None) -> torch.Stream:
     return torch.accelerator.current_stream(_index(device))
 
 
-def default_stream(device: Device = None) -> torch.Stream:
-    return torch.Stream(stream_id=0, device_index=_index(device), device_type=20)
-
-
-set_stream = torch.accelerator.set_stream
-
-
 def is_current_stream_capturing() -> bool:
     return False
 
@@ -152,11 +141,7 @@ def set_sync_debug_mode(mode: str | int) -> None:
     torch warns after the mode is set, once in a process; here each time, whichever test is first.
     """
     native.forbid_blocks(mode in ("error", 2))
-    warnings.warn(
-        "Synchronization debug mode is a prototype feature and does not yet detect all "
-        "synchronizing operations",
-        stacklevel=2,
-    )
+    warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
 
 
 # ---- memory
@@ -232,15 +217,6 @@ def set_rng_state(new_state: Tensor, device: Device = "sim") -> None:
     state = bytes(new_state.tolist())
     words = (int.from_bytes(state[i : i + 8], "little") for i in (0, 8))
     native.set_generator_state(_index(device), *words)
-
-
-def get_rng_state_all() -> list[Tensor]:
-    return [get_rng_state(i) for i in range(native.DEVICES)]
-
-
-def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
-    for i, state in enumerate(new_states):
-        set_rng_state(state, i)
 
 
 def manual_seed(seed: int) -> None:

@@ -7,11 +7,8 @@ from repro.records import RecordStore
 
 # Other processes have no simulated device, and it has no times through which a line could go.
 _ELSEWHERE = {
-    ("engine", "ray"),
-    ("experiment", "parallel"),
-    ("experiment", "wall"),
-    ("experiment", "times"),
-}
+    ("engine", "ray"), ("experiment", "parallel"), ("experiment", "wall"), ("experiment", "times"),
+}  # fmt: skip
 _WITHOUT_A_DEVICE = {("experiment", name) for name in ("simulated", "link", "chunk_sizes")}
 
 
@@ -41,12 +38,8 @@ def carry_out(paper: Paper, runs: list[Run], store: RecordStore, device: str) ->
     setting = running.Setting("smoke", device)
     tally = running.execute(paper, runs, setting, store, print)
     records = list(store.load(paper.key))
-    wrong = [
-        f"{record.experiment}: {record.error}" for record in records if record.status == "failed"
-    ]
-    wrong += [
-        f"{record.device}" for record in records if record.device["name"] != "Simulated Device"
-    ]
+    wrong = [f"{each.experiment}: {each.error}" for each in records if each.status == "failed"]
+    wrong += [f"{each.device}" for each in records if each.device["name"] != "Simulated Device"]
     if not tally.done == len(runs) == len(records):
         wrong.append(f"{len(runs)} runs, {tally.done} done, {len(records)} records")
     return wrong

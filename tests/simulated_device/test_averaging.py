@@ -107,9 +107,8 @@ def expected():
 
 
 def close(result, expected):
-    return [
-        torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(result, expected, strict=True)
-    ]
+    pairs = zip(result, expected, strict=True)
+    return [torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in pairs]
 
 
 @pytest.mark.parametrize("method", ["all_to_all", "reduce_scatter"])

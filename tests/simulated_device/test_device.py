@@ -38,17 +38,11 @@ def train(device, make_optimizer, steps=3, layout=torch.contiguous_format, make=
 def mixed():
     """A net of what ResNets lack."""
     return nn.Sequential(
-        nn.ConvTranspose2d(3, 6, 3),
-        nn.GroupNorm(2, 6),
-        nn.GELU(),
-        nn.Conv2d(6, 6, 3, groups=3, padding_mode="reflect", padding=1),
-        nn.MaxPool2d(2),
-        nn.Upsample(scale_factor=2.0, mode="bilinear"),
-        nn.Flatten(2),
-        nn.LayerNorm(18 * 18),
-        nn.Flatten(),
-        nn.Linear(6 * 18 * 18, 10),
-    )
+        nn.ConvTranspose2d(3, 6, 3), nn.GroupNorm(2, 6), nn.GELU(),
+        nn.Conv2d(6, 6, 3, groups=3, padding_mode="reflect", padding=1), nn.MaxPool2d(2),
+        nn.Upsample(scale_factor=2.0, mode="bilinear"), nn.Flatten(2), nn.LayerNorm(18 * 18),
+        nn.Flatten(), nn.Linear(6 * 18 * 18, 10),
+    )  # fmt: skip
 
 
 OPTIMIZERS = {
@@ -181,9 +175,8 @@ def test_generators_repeat_in_any_order_of_execution(sim):
         draw()
     assert torch.equal(draw(), second)
     one, other = (torch.Generator(device=sim).manual_seed(3) for _ in range(2))
-    assert torch.equal(
-        torch.randperm(9, device=sim, generator=one), torch.randperm(9, device=sim, generator=other)
-    )
+    draws = [torch.randperm(9, device=sim, generator=each) for each in (one, other)]
+    assert torch.equal(*draws)
     with pytest.raises(RuntimeError, match="generator"):
         torch.rand(1, device=sim, generator=torch.Generator())
 

@@ -48,9 +48,8 @@ def test_a_session_with_the_plugin(tmp_path: Path):
     cache = Path(sys.modules["simulated_device_native"].__file__ or "").parents[2]
     environment = os.environ | {"PYTHONPATH": str(here), "REPRO_CACHE": str(cache)}
     command = [sys.executable, "-m", "pytest", "-p", "simulated_device.plugin", "-rAs", "-q"]
-    done = subprocess.run(
-        [*command, str(tmp_path)], env=environment, capture_output=True, text=True, cwd=tmp_path
-    )
+    options = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([*command, str(tmp_path)], **options)
     told = done.stdout
     assert "3 passed, 1 skipped, 1 error" in told, told + done.stderr
     assert "needs CUDA itself: it measures speed" in told

@@ -185,9 +185,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 class TestOmissions:
-    def test_the_correct_program_is_not_flagged_and_gives_its_numbers_in_every_order(
-        self, sim, program
-    ):
+    def test_the_correct_program_is_not_flagged_and_right_in_every_order(self, sim, program):
         for order in (checked, *(partial(deferred, seed) for seed in SEEDS)):
             with order():
                 result, expected = program(True)

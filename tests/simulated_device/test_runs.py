@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from invented import toy_paper
 
 from repro.experiments import arguments, doctor
 from repro.experiments import run as running
-from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, UsageError
+from repro.experiments.design import Experiment, Outcome, Run, UsageError
 from repro.records import RecordStore
 
 
@@ -23,11 +24,7 @@ def test_the_accelerator_is_taken_and_has_one_name(sim):
 
 
 def test_a_record_says_where_it_ran_and_stands_for_another_name(sim, tmp_path):
-    toy = Paper(
-        "toy", "Toy", "Nobody", "09_toy",
-        {"double": Experiment("double", f"{__name__}:double", True)},
-        {}, {profile: {} for profile in PROFILES},
-    )  # fmt: skip
+    toy = toy_paper(Experiment("double", f"{__name__}:double", True))
     store = RecordStore(tmp_path)
     for device, done in (("sim", 1), ("sim:0", 0), ("cpu", 1)):
         setting = running.Setting("smoke", device, seeds=(0,))

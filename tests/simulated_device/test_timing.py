@@ -71,11 +71,6 @@ def small(model: nn.Module, *size: int) -> Callable[[], None]:
     return step
 
 
-def published(name: str, size: int, batch: int, **options: int) -> Callable[[], None]:
-    model = {"name": name, **options}
-    return training_step({"model": model, "image": [size, size], "batch": batch}, "sim:0")
-
-
 def perceptron() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)))
 
@@ -85,19 +80,17 @@ def attention() -> nn.Module:
     return nn.Sequential(layer(), layer())
 
 
+RESNET = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [12, 12], "batch": 16}
 NETWORKS: dict[str, Callable[[], Callable[[], None]]] = {
-    "residual": lambda: published("resnet_cifar", 12, 16, depth=8, width=4),
+    "residual": lambda: training_step(RESNET, "sim:0"),
     "perceptron": lambda: small(perceptron(), 128, 64),
     "attention": lambda: small(attention(), 8, 24, 32),
-    "dense": lambda: published("densenet40", 8, 8, growth=2),
-    "segmenting": lambda: published("deeplabv3plus", 33, 2, width=2),
 }
 THOROUGH = (
     ("residual", 0.05, "window"), ("residual", 0.4, "window"), ("residual", 0.3, "paper"),
     ("residual", 0.3, "on_demand"), ("residual", 0.6, "lms"), ("residual", 0.8, "vdnn"),
     ("perceptron", 0.2, "window"), ("attention", 0.4, "packed"),
 )  # fmt: skip
-EXHAUSTIVE = ("dense", 0.1, "packed"), ("segmenting", 0.3, "window")
 # Network, share of the way from the smallest budget to what training needs, schedule.
 CASES = [
     ("residual", 0.2, "window"),
@@ -105,7 +98,6 @@ CASES = [
     ("perceptron", 0.4, "paper"),
     ("attention", 0.2, "window"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in THOROUGH),
-    *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EXHAUSTIVE),
 ]
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import simulated_device_native as native
 import torch
@@ -42,13 +42,7 @@ def virtual_time(costs: Costs) -> Iterator[Callable[[], float]]:
     """
     for index in range(native.DEVICES):
         torch.accelerator.synchronize(index)
-    native.keep_time(
-        costs.kernel_s,
-        costs.bytes_per_s,
-        costs.copy_s,
-        costs.in_bytes_per_s,
-        costs.out_bytes_per_s,
-    )
+    native.keep_time(*astuple(costs))
     native.set_patience(2**31 - 1)
     try:
         yield lambda: float(native.virtual_s(0, 0))
