@@ -80,8 +80,8 @@ def test_chance_that_no_generator_tells_of_is_no_mixing(coin):
         def forward(self, x):
             return super().forward(x) * (1 + next(tosses))
 
-    check = check_of(F.mse_loss, Skipping(3, 1))
-    assert check.samples_stay_apart(sample())
+    model = Skipping(3, 1)
+    assert LossCheck(model, [model], F.mse_loss, CPU, nullcontext).samples_stay_apart(sample())
 
 
 class Outputs(nn.Linear):
