@@ -10,10 +10,10 @@ to future work (section 6).
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -285,12 +285,15 @@ def without_small(trace: Trace, budget_bytes: int) -> tuple[Trace, int]:
             break
         large.discard(name)
         left -= sizes[name]
+
+    def kept(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name in large}
+
     functions = [
         Function(f.name, *(tuple(filter(large.__contains__, of)) for of in (f.inputs, f.outputs)))
         for f in trace.functions
     ]
-    given = ({k: v for k, v in m.items() if k in large} for m in (sizes, trace.kinds, trace.deaths))
-    rest = Trace(tuple(functions), *given)
+    rest = Trace(tuple(functions), kept(sizes), kept(trace.kinds), kept(trace.deaths))
     fits = trace.peak_bytes - trace.held_bytes <= budget_bytes
     return (trace, budget_bytes) if fits or rest.smallest_budget > left else (rest, left)
 
@@ -324,11 +327,12 @@ class Planner:
         """Return a plan of an iteration quickly; errors are those of `OutOfCore`."""
         trace, budget, rates = recorded.trace, self.budget_bytes, self._rates()
         given = trace, budget, recorded.times, rates, _COPY_LATENCY_S
+        part, left = self._part(trace)
         match self.schedule:
             case "auto" | "window":
-                return with_small(plan_swaps(*self._part(trace), self._window), trace, budget)
+                return with_small(plan_swaps(part, left, self._window), trace, budget)
             case "packed":
-                packed = next(packed_plans(*self._part(trace), *given[2:]))
+                packed = next(packed_plans(part, left, recorded.times, rates, _COPY_LATENCY_S))
                 return with_small(packed, trace, budget)
             case "paper":
                 return plan_literally(trace, budget, self._window)
@@ -356,7 +360,7 @@ class Planner:
             return None
         given = np.asarray(recorded.times), self._rates(), _COPY_LATENCY_S
         until, best, found = time.perf_counter() + TRYING_S, score(plan, *given), None
-        for part in self._candidates(*self._part(plan.trace), *given):
+        for part in self._candidates(self._part(plan.trace), *given):
             candidate = with_small(part, plan.trace, self.budget_bytes)
             tried = score(candidate, *given)
             if tried[0] < (1 - _MARGIN) * best[0] or (tried[0] <= best[0] and tried[1] < best[1]):
@@ -370,9 +374,9 @@ class Planner:
         return without_small(*whole) if self._spares else whole
 
     def _candidates(
-        self, trace: Trace, budget: int, times: Vector, rates: tuple[float, float], latency_s: float
+        self, part: tuple[Trace, int], times: Vector, rates: tuple[float, float], latency_s: float
     ) -> Iterator[SwapPlan]:
         if self.schedule != "window":
-            yield from packed_plans(trace, budget, times, rates, latency_s)
+            yield from packed_plans(*part, times, rates, latency_s)
         if self.schedule != "packed":
-            yield from windows(trace, budget, times)
+            yield from windows(*part, times)
