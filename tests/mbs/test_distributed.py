@@ -24,8 +24,14 @@ SCALES = (1.0, 2.0, 3.0)
 CASES = ["plain", "views", "two_pass", "weights", "pieces", "auto", "auto two_pass", "auto short",
          "ignored", "hooks", "no_sync", "no_sync views", "nan", "other"]  # fmt: skip
 # Losses with parameters of the model: a temperature in the loss alone, and one that decays.
-WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts",
-                   "constant"]
+WITH_PARAMETERS = [
+    "temperature",
+    "temperature two_pass",
+    "decay",
+    "decay two_pass",
+    "experts",
+    "constant",
+]
 SHARDED = ["fully_shard", "fully_shard two_pass", "fully_shard evaluated", "Fully",
            "Fully, original parameters", "fully_shard auto", "fully_shard two_pass auto",
            "Fully auto"]  # fmt: skip
