@@ -382,6 +382,8 @@ class MicroBatchStreamer:
         """End a mini-batch: call hooks on gradients, and refuse unusable losses."""
         self._hooks.on_gradients()  # which see gradients before averaging
         self._check_finite(totals)
+        if self._processes.replicated:  # as long as the loss of one of them depends on something
+            self._connected = self._processes.most(self._connected)[0] > 0
         if not self._connected and totals.weight > 0:
             raise errors.MicroBatchError(
                 "the loss depends on nothing that requires a gradient: the model is frozen, its "

@@ -26,7 +26,14 @@ SCALES = (1.0, 2.0, 3.0)
 CASES = ["plain", "views", "two_pass", "weights", "pieces", "auto", "auto two_pass", "auto short",
          "ignored", "hooks", "no_sync", "no_sync views", "nan", "other"]  # fmt: skip
 # Losses with parameters of the model: a temperature in the loss alone, and one that decays.
-WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts"]
+WITH_PARAMETERS = [
+    "temperature",
+    "temperature two_pass",
+    "decay",
+    "decay two_pass",
+    "experts",
+    "constant",
+]
 SHARDED = ["fully_shard", "fully_shard two_pass", "fully_shard evaluated", "Fully",
            "Fully, original parameters", "fully_shard auto", "fully_shard two_pass auto",
            "Fully auto"]  # fmt: skip
@@ -119,6 +126,9 @@ class Experts(nn.Module):
 
 
 def loss_with_parameters(model, case, outputs, targets):
+    if case == "constant":  # without a sample that counts
+        kept = (outputs * model.scale)[targets > 0]
+        return kept.square().sum() / len(targets) if len(kept) else torch.tensor(0.0)
     if "decay" in case:
         decay = sum(p.square().sum() for p in model.parameters())
         return F.cross_entropy(outputs, targets) + 0.1 * decay
@@ -129,6 +139,8 @@ def routed(case):
     x, y = make_batch(16)
     if case == "experts":
         x[[6, 7, 14, 15], 0] = -1.0  # the last micro-batch of each process
+    if case == "constant":
+        y[8:] = 0  # all of the second process
     return x, y
 
 
