@@ -100,30 +100,34 @@ def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
     return "Failed" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
 
 
-def to_html(frame: "pd.DataFrame") -> str:
-    """Return a data frame as an HTML table with escaped text."""
-    cells = frame.map(cell_text).rename(columns=lambda name: printable(str(name)))
-    # A notebook treats text between dollars as a formula, even in tables.
-    return _alone(cells.to_html(index=False, border=0, classes="repro", justify="left"))
+@dataclass(frozen=True)
+class Shown:
+    """Content of a notebook: HTML on screen, otherwise text."""
 
-
-class TableView:
-    """A data frame for a notebook: HTML on screen, otherwise one line of text per row."""
-
-    def __init__(self, frame: "pd.DataFrame") -> None:
-        self.frame = frame
+    said: str
+    page: str
 
     def __repr__(self) -> str:
-        # Not aligned: most of a notebook would be blanks beside long evidence.
-        rows = [self.frame.columns, *self.frame.map(cell_text).itertuples(index=False)]
-        return "\n".join(" | ".join(map(str, row)) for row in rows)
+        return self.said
 
     def _repr_html_(self) -> str:
-        page = re.sub(r">\s+<", "><", to_html(self.frame))  # a notebook holds thousands of cells
-        for word in VERDICT_COLOURS if "verdict" in self.frame.columns else ():
-            page = page.replace(f"<td>{word}</td>", f"<td>{badge(word)}</td>")
-        # An untrusted notebook loses its style sheets, but keeps these styles.
-        return re.sub("<(t[dh])>", r'<\1 style="text-align:left;vertical-align:top">', page)
+        return self.page
+
+
+def shown_table(frame: "pd.DataFrame") -> Shown:
+    """Return a data frame as a table with escaped text; as text it has one line per row."""
+    # Not aligned: most of a notebook would be blanks beside long evidence.
+    cells = frame.map(cell_text)
+    lines = [" | ".join(map(str, row)) for row in [frame.columns, *cells.itertuples(index=False)]]
+    cells = cells.rename(columns=lambda name: printable(str(name)))
+    # A notebook treats text between dollars as a formula, even in tables.
+    page = _alone(cells.to_html(index=False, border=0, classes="repro", justify="left"))
+    page = re.sub(r">\s+<", "><", page)  # a notebook holds thousands of cells
+    for word in VERDICT_COLOURS if "verdict" in frame.columns else ():
+        page = page.replace(f"<td>{word}</td>", f"<td>{badge(word)}</td>")
+    # An untrusted notebook loses its style sheets, but keeps these styles.
+    page = re.sub("<(t[dh])>", r'<\1 style="text-align:left;vertical-align:top">', page)
+    return Shown("\n".join(lines), page)
 
 
 def setting(row: Mapping[str, str]) -> str:
@@ -131,65 +135,34 @@ def setting(row: Mapping[str, str]) -> str:
     return "" if row["verdict"] == "not run" else f" ({row['setting']})"
 
 
-class VerdictList:
-    """Claims after their verdicts, for display above a figure in a notebook."""
-
-    def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
-        self.rows = rows
-
-    def __repr__(self) -> str:
-        return "\n".join(
-            f"[{row['verdict']}] {printable(row['claim'])}{setting(row)}" for row in self.rows
-        )
-
-    def _repr_html_(self) -> str:
-        return "".join(
-            f"<div>{badge(row['verdict'])}&ensp;{_escaped(row['claim'])} "
-            f"<small>{html.escape(setting(row))}</small></div>"
-            for row in self.rows
-        )
+def shown_verdicts(rows: Sequence[Mapping[str, str]]) -> Shown:
+    """Return claims after their verdicts, for display above a figure."""
+    lines = [f"[{row['verdict']}] {printable(row['claim'])}{setting(row)}" for row in rows]
+    blocks = [
+        f"<div>{badge(row['verdict'])}&ensp;{_escaped(row['claim'])} "
+        f"<small>{html.escape(setting(row))}</small></div>"
+        for row in rows
+    ]
+    return Shown("\n".join(lines), "".join(blocks))
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure as HTML, with its description as text."""
-
-    png: bytes
-    said: str
-
-    def __repr__(self) -> str:
-        return self.said
-
-    def _repr_html_(self) -> str:
-        data = base64.b64encode(self.png).decode()
-        alt = html.escape(self.said, quote=True)
-        return f'<p><img src="data:image/png;base64,{data}" alt="{alt}" width="850"></p>'
+def picture(png: bytes, said: str) -> Shown:
+    """Return a figure with its description."""
+    data, alt = base64.b64encode(png).decode(), html.escape(said, quote=True)
+    return Shown(said, f'<p><img src="data:image/png;base64,{data}" alt="{alt}" width="850"></p>')
 
 
-Part = TableView | VerdictList | Picture | str
-
-
-class Folded:
-    """A notebook's content behind one line, which opens it.
-
-    Args:
-        title: The line.
-        parts: Tables, verdicts, pictures, or paragraphs of text.
-    """
-
-    def __init__(self, title: str, *parts: Part) -> None:
-        self.title, self.parts = title, parts
-
-    def __repr__(self) -> str:
-        parts = [printable(part) if isinstance(part, str) else str(part) for part in self.parts]
-        return "\n\n".join([printable(self.title), *parts])
-
-    def _repr_html_(self) -> str:
-        shown = "".join(
-            f"<p>{_escaped(part)}</p>" if isinstance(part, str) else part._repr_html_()
-            for part in self.parts
-        )
-        return f"<details><summary>{_escaped(self.title)}</summary>{shown}</details>"
+def folded(title: str, *parts: Shown | str) -> Shown:
+    """Return tables, verdicts, pictures or paragraphs of text behind one line, which opens them."""
+    shown = [
+        Shown(printable(part), f"<p>{_escaped(part)}</p>") if isinstance(part, str) else part
+        for part in parts
+    ]
+    page = "".join(part.page for part in shown)
+    return Shown(
+        "\n\n".join([printable(title), *(part.said for part in shown)]),
+        f"<details><summary>{_escaped(title)}</summary>{page}</details>",
+    )
 
 
 def _escaped(text: str) -> str:

@@ -17,7 +17,7 @@ from repro.experiments.judge import WORDS
 from repro.experiments.query import find_source, results_of
 from repro.experiments.summary import of_papers, verdicts
 from repro.experiments.together import limit
-from repro.report import TableView
+from repro.report import shown_table
 
 REFRESH = runpy.run_path(str(paths.ROOT / "docs" / "refresh.py"))
 PAGES = {
@@ -64,7 +64,7 @@ def numbers_of(name: str) -> frozenset[str]:
     artefact = source.paper.artefacts[artefact_name]
     results = results_of(artefact, source)
     shown = filter(None, (results, results.gpu))
-    texts = [repr(TableView(artefact.table(of))) for of in shown]
+    texts = [shown_table(artefact.table(of)).said for of in shown]
     texts += [row["evidence"] for row in verdicts(source.paper, artefact, results)]
     return frozenset(number for text in texts for number in _NUMBER.findall(text))
 

@@ -16,6 +16,7 @@ import pytest
 
 from repro import notebooks, paths
 from repro.experiments import PAPERS, UsageError, load_paper, story, summary
+from repro.report import Shown
 
 FOLDER = paths.ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -317,19 +318,24 @@ class TestSession:
         for name, artefact in session.paper.artefacts.items():
             shown.clear()
             session.show(name)
-            kinds = [type(item).__name__ for item in shown]
+            kinds = [
+                item.page[1:8].partition(" ")[0].partition(">")[0]
+                if isinstance(item, Shown)
+                else type(item).__name__
+                for item in shown
+            ]
             checked = summary.checks(artefact, session.results(name))
             failed = any(row["holds"] == "NO" for row in checked)
             table = artefact.table(session.results(name))
             is_open = not artefact.draw and len(table) <= 9 and len(table.columns) <= 6
             folded = bool((len(table) and not is_open) or checked or len(artefact.claims) > 3)
             assert kinds == [
-                *["VerdictList"] * bool(artefact.claims),
+                *["div"] * bool(artefact.claims),
                 *["Image"] * (bool(artefact.draw) and name != "table4"),  # shown at the top
                 "Markdown",
-                *["TableView"] * is_open,
-                *["Folded"] * folded,
-                *["TableView"] * failed,
+                *["table"] * is_open,
+                *["details"] * folded,
+                *["table"] * failed,
             ]
         shown.clear()
         session.appendix()
@@ -341,8 +347,8 @@ class TestSession:
         assert f" records: {where}" in records
         shown.clear()
         session.fold("figure2", "table2")
-        assert [item.title.partition(":")[0] for item in shown] == ["Figure 2", "Table 2"]
-        assert all("<details><summary>" in item._repr_html_() for item in shown)
+        assert [item.said.partition(":")[0] for item in shown] == ["Figure 2", "Table 2"]
+        assert all("<details><summary>" in item.page for item in shown)
         assert sorted(results_folder.rglob("*")) == before
 
     @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class Explorer:
         with view:
             fill(said, figure)
         live = widgets.VBox([row, view])._repr_mimebundle_()
-        still = report.Picture(report.figure_png(figure), said)._repr_html_()
+        still = report.picture(report.figure_png(figure), said).page
         words = f"<pre>{html.escape(said)}</pre>"
         page = f'<div data-explorer="{self.name}">{words}{still}</div>'
         display({**live, "text/html": page, "text/plain": said}, raw=True)

@@ -85,20 +85,20 @@ class Session:
         judged = summary.verdicts(self.paper, artefact, results)
         judged.sort(key=lambda row: row["key"] not in promised)
         if judged:
-            display(report.VerdictList(judged[:MOST_VERDICTS]))
+            display(report.shown_verdicts(judged[:MOST_VERDICTS]))
         _show(artefact, results, drawn=not opened)
         if not artefact.draw and len(table) <= 9 and len(table.columns) <= 6:
-            display(report.TableView(table))
+            display(report.shown_table(table))
             table = table[:0]
-        parts: dict[str, report.Part] = {}
+        parts: dict[str, report.Shown] = {}
         if len(table):
-            parts[f"table of {len(table)} rows"] = report.TableView(table)
+            parts[f"table of {len(table)} rows"] = report.shown_table(table)
         if checked:
             parts[f"{len(checked)} checks"] = _rows(checked)
         if more := judged[MOST_VERDICTS:]:
-            parts[f"{len(more)} further claims"] = report.VerdictList(more)
+            parts[f"{len(more)} further claims"] = report.shown_verdicts(more)
         if parts:
-            display(report.Folded(", ".join(parts).capitalize(), *parts.values()))
+            display(report.folded(", ".join(parts).capitalize(), *parts.values()))
         if failed := [row for row in checked if row["holds"] == "NO"]:
             display(_rows(failed))
 
@@ -107,17 +107,17 @@ class Session:
         for name in names:
             artefact, results = self.paper.artefacts[name], self.results(name)
             title = f"{artefact.source}: {artefact.title}"
-            parts: list[report.Part] = []
+            parts: list[report.Shown | str] = []
             if judged := summary.verdicts(self.paper, artefact, results):
-                parts.append(report.VerdictList(judged))
+                parts.append(report.shown_verdicts(judged))
             if artefact.draw:
                 png = report.figure_png(artefact.figure(results), dpi=85)
-                parts.append(report.Picture(png, title))
+                parts.append(report.picture(png, title))
             parts += [view.full_caption(artefact, results)]
-            parts += [report.TableView(artefact.table(results))]
+            parts += [report.shown_table(artefact.table(results))]
             if checked := summary.checks(artefact, results):
                 parts.append(_rows(checked))
-            display(report.Folded(title, *parts))
+            display(report.folded(title, *parts))
 
     def on_gpu(self, name: str) -> None:
         """Show a GPU's records of an artefact of which `show` shows others; nothing without any."""
@@ -126,7 +126,7 @@ class Session:
             _show(artefact, results, ", on a GPU")
             table = artefact.table(results)
             title = f"Table of {len(table)} rows"
-            display(report.Folded(title, report.TableView(table)))
+            display(report.folded(title, report.shown_table(table)))
 
     def explore(self, place: int = 0) -> None:
         """Show a widget of the paper, the first or another; nothing where it has no records."""
@@ -136,25 +136,25 @@ class Session:
 
     def appendix(self) -> None:
         """Show, each folded: the setup, all claims, what failed, the recipe, the records."""
-        display(report.Folded("Setup: devices, data, stand-ins", *story.setup(self.source)))
+        display(report.folded("Setup: devices, data, stand-ins", *story.setup(self.source)))
         judged = summary.paper_verdicts(self.source)
         columns = ("artefact", "claim", "setting", "expected", "verdict", "evidence")
         title = f"{_counted(judged)}, each with its evidence"
-        display(report.Folded(title, _rows(judged, columns)))
+        display(report.folded(title, _rows(judged, columns)))
         if failed := [row for row in judged if "why_not" in row]:
             why = _rows(failed, ("claim", "why_not"))
-            display(report.Folded(f"{len(failed)} that did not hold, and why", why))
+            display(report.folded(f"{len(failed)} that did not hold, and why", why))
         recipe = _rows(story.recipe(self.paper))
-        display(report.Folded("Recipe: the paper's, and each profile's", recipe))
+        display(report.folded("Recipe: the paper's, and each profile's", recipe))
         display(self._provenance())
 
     def claims(self) -> None:
         """Show, folded: each claim of the paper with its verdict and one number."""
         judged = summary.paper_verdicts(self.source)
         table = _rows(judged, ("artefact", "claim", "verdict", "number"))
-        display(report.Folded(f"{self.paper.title}: {_counted(judged)}", table))
+        display(report.folded(f"{self.paper.title}: {_counted(judged)}", table))
 
-    def _provenance(self) -> report.Folded:
+    def _provenance(self) -> report.Shown:
         """Return the origin of the records: devices, versions, commits, datasets, commands."""
         records = [record for group in self.source.records.values() for record in group]
         origin = {
@@ -168,7 +168,7 @@ class Session:
             "command": {record.command for record in records},
         }
         lines = [f"{name}: {', '.join(sorted(values))}" for name, values in origin.items()]
-        return report.Folded(f"{len(records)} records: {self.source.label}", *lines)
+        return report.folded(f"{len(records)} records: {self.source.label}", *lines)
 
 
 def _show(artefact: Artefact, results: Results, where: str = "", drawn: bool = True) -> None:
@@ -181,8 +181,8 @@ def _show(artefact: Artefact, results: Results, where: str = "", drawn: bool = T
     display(Markdown(f"**{report.markdown(artefact.source)}{where}.** {caption}"))
 
 
-def _rows(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> report.TableView:
-    return report.TableView(summary.frame(rows, columns))
+def _rows(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> report.Shown:
+    return report.shown_table(summary.frame(rows, columns))
 
 
 def _counted(judged: Sequence[dict[str, Any]]) -> str:
@@ -199,6 +199,6 @@ def show_figure(figure: Figure, alt: str) -> None:
     display(Image(png, width=across * 85 // 105, alt=report.printable(alt)))
 
 
-def definitions() -> report.TableView:
+def definitions() -> report.Shown:
     """Return the meaning of each verdict and setting."""
     return _rows([{"word": word, "means": said} for word, said in {**WORDS, **SETTINGS}.items()])
