@@ -8,7 +8,6 @@ formula.
 import base64
 import html
 import io
-import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 DASH = "–"
@@ -88,11 +86,19 @@ _ENTITIES = {character: f"&#{ord(character)};" for character in "&<>`*_[]~|"}
 _ENTITIES |= {character: f"<span>&#{ord(character)};</span>" for character in "$\\"}
 
 
-def markdown_table(frame: "pd.DataFrame") -> str:
-    """Return a data frame as a Markdown table with escaped text."""
-    head = "|".join(map(markdown, map(str, frame.columns)))
-    rows = ["|".join(map(markdown, map(cell_text, row))) for row in frame.itertuples(index=False)]
-    return "\n".join(f"|{row}|" for row in [head, "|".join(["---"] * frame.shape[1]), *rows])
+def cells_of(
+    rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None
+) -> dict[str, list[str]]:
+    """Return the cells of a table as text, by column: all in their first order, or these."""
+    named = columns or dict.fromkeys(column for row in rows for column in row)
+    return {column: [cell_text(row.get(column)) for row in rows] for column in named}
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None) -> str:
+    """Return a table as Markdown with escaped text; see `cells_of`."""
+    cells = cells_of(rows, columns)
+    lines = [cells, ["---"] * len(cells), *zip(*cells.values(), strict=True)]
+    return "\n".join(f"|{'|'.join(map(markdown, line))}|" for line in lines)
 
 
 def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
@@ -114,20 +120,27 @@ class Shown:
         return self.page
 
 
-def shown_table(frame: "pd.DataFrame") -> Shown:
-    """Return a data frame as a table with escaped text; as text it has one line per row."""
+def shown_table(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None) -> Shown:
+    """Return a table with escaped text, as text one line per row; see `cells_of`."""
+    cells = cells_of(rows, columns)
+    lines = [(*cells,), *zip(*cells.values(), strict=True)]
+
+    def content(text: str) -> str:
+        if "verdict" in cells and text in VERDICT_COLOURS:
+            return badge(text)
+        # A notebook treats text between dollars as a formula, even in tables.
+        return _alone(html.escape(printable(text).strip(), quote=False))
+
+    def line(texts: Iterable[str], kind: str) -> str:
+        # An untrusted notebook loses its style sheets, but keeps these styles.
+        look = 'style="text-align:left;vertical-align:top"'
+        return "".join(f"<{kind} {look}>{content(text)}</{kind}>" for text in texts)
+
+    page = f'<thead><tr style="text-align: left;">{line(cells, "th")}</tr></thead><tbody>'
+    page += "".join(f"<tr>{line(texts, 'td')}</tr>" for texts in lines[1:])
     # Not aligned: most of a notebook would be blanks beside long evidence.
-    cells = frame.map(cell_text)
-    lines = [" | ".join(map(str, row)) for row in [frame.columns, *cells.itertuples(index=False)]]
-    cells = cells.rename(columns=lambda name: printable(str(name)))
-    # A notebook treats text between dollars as a formula, even in tables.
-    page = _alone(cells.to_html(index=False, border=0, classes="repro", justify="left"))
-    page = re.sub(r">\s+<", "><", page)  # a notebook holds thousands of cells
-    for word in VERDICT_COLOURS if "verdict" in frame.columns else ():
-        page = page.replace(f"<td>{word}</td>", f"<td>{badge(word)}</td>")
-    # An untrusted notebook loses its style sheets, but keeps these styles.
-    page = re.sub("<(t[dh])>", r'<\1 style="text-align:left;vertical-align:top">', page)
-    return Shown("\n".join(lines), page)
+    said = "\n".join(map(" | ".join, lines))
+    return Shown(said, f'<table class="dataframe repro">{page}</tbody></table>')
 
 
 def setting(row: Mapping[str, str]) -> str:

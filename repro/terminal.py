@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from repro.report import cell_text, printable
+from repro.report import cells_of, printable
 
 WIDE = 180  # columns of prose and tables in a pipe, which has no width of its own
 NARROW = 40
@@ -87,13 +87,12 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "", most: int | None =
         most: How many rows all tables have together; a line says how many ``--evidence`` adds.
     """
     limit = width()
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    cells = {column: [cell_text(row.get(column)) for row in rows] for column in columns}
-    least = {column: _least_width(column, cells[column], limit) for column in columns}
+    cells = cells_of(rows)
+    least = {column: _least_width(column, cells[column], limit) for column in cells}
     keys = _telling_apart(cells, limit)
     tight = least | keys if limit and _taken(least, keys) > limit // 2 else least
     parts: list[list[str]] = [[]]
-    for column in columns:
+    for column in cells:
         own = tight if parts[1:] else least
         if limit and parts[-1] and _taken(own, [*parts[-1], column]) > limit:
             parts.append([*keys])

@@ -64,7 +64,7 @@ def numbers_of(name: str) -> frozenset[str]:
     artefact = source.paper.artefacts[artefact_name]
     results = results_of(artefact, source)
     shown = filter(None, (results, results.gpu))
-    texts = [shown_table(artefact.table(of)).said for of in shown]
+    texts = [shown_table(list(artefact.rows(of))).said for of in shown]
     texts += [row["evidence"] for row in verdicts(source.paper, artefact, results)]
     return frozenset(number for text in texts for number in _NUMBER.findall(text))
 

@@ -80,7 +80,8 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
             folder = f"repro/experiments/{source.paper.key}"
             question = paper_toml(source.paper.key)["artefacts"][artefact.name]["question"]
             where = f"{folder}/paper.toml; numbers: {folder}/{question.partition(':')[0]}.py."
-            parts.append(terminal.table(_claim_rows(judged), "Claims"))
+            claims = [{name: row[name] for name in _CLAIM_COLUMNS} for row in judged]
+            parts.append(terminal.table(claims, "Claims"))
             parts.append(terminal.prose(f"Rules, margins and expectations: {where}"))
         return "\n\n".join(parts)
     words = [
@@ -97,10 +98,6 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
         table = f"{table}\n{terminal.prose(rest)}"
     texts = [terminal.prose(title), verdicts, table, terminal.prose(caption)]
     return "\n\n".join(filter(None, texts))
-
-
-def _claim_rows(judged: Sequence[Row]) -> list[Row]:
-    return [{name: row[name] for name in _CLAIM_COLUMNS} for row in judged]
 
 
 def setup(target: str, profile: str | None, device: str | None) -> str:
@@ -201,7 +198,7 @@ def write_report(
     blocks = [
         "# Five papers, checked",
         report.markdown(summary.lead_of(rows)),
-        report.markdown_table(summary.frame(summary.count_rows(rows))),
+        report.markdown_table(summary.count_rows(rows)),
         "\n".join([*words, "- **expected**: the verdict, as written down before the records."]),
         *(block for key in PAPERS for block in chapters[key][0]),
         report.markdown(_provenance()),
@@ -242,8 +239,10 @@ def _section(
         _write(path.parent / picture, report.figure_png(artefact.figure(results)))
         blocks.append(f"![{report.markdown(artefact.title)}]({quote(picture.as_posix())})")
     blocks.append(report.markdown(view.full_caption(artefact, results)))
-    tables = [artefact.table(results), summary.frame(_claim_rows(judged))]
-    blocks += [report.markdown_table(frame) for frame in tables if len(frame)]
+    if rows := list(artefact.rows(results)):
+        blocks.append(report.markdown_table(rows))
+    if judged:
+        blocks.append(report.markdown_table(judged, _CLAIM_COLUMNS))
     blocks += [
         f"**{report.markdown(row['claim'])}** {report.markdown(row['why_not'])}"
         for row in judged
@@ -251,7 +250,7 @@ def _section(
     ]
     if checked := summary.checks(artefact, results):
         blocks += [f'<details markdown="1"><summary>Checks ({len(checked)})</summary>']
-        blocks += [report.markdown_table(summary.frame(checked)), "</details>"]
+        blocks += [report.markdown_table(checked), "</details>"]
     return blocks, judged
 
 

@@ -141,16 +141,12 @@ def effects_of(source: Source) -> "list[tuple[str, Effect]]":
     return effects
 
 
-def promises(paper: str) -> list[tuple[str, str]]:
-    """Return a paper's promises, each with the claim that decides it."""
-    return [(row["text"], row["claim"]) for row in paper_toml(paper)["promises"]]
-
-
 def held(paper: str, judged: Iterable[summary.Row]) -> list[str]:
     """Return a paper's promises as Markdown, each after its verdict."""
     words = {row["key"]: f"**{row['verdict']}**{report.setting(row)}" for row in judged}
     return [
-        f"{words[f'{paper}/{claim}']}: {report.markdown(text)}" for text, claim in promises(paper)
+        f"{words['/'.join((paper, row['claim']))]}: {report.markdown(row['text'])}"
+        for row in paper_toml(paper)["promises"]
     ]
 
 

@@ -1,7 +1,7 @@
 """Verdicts on claims, and how many there are of each."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repro import report
 from repro.experiments import load_paper
@@ -18,9 +18,6 @@ from repro.experiments.design import (
 from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, NotRun, Verdict
 from repro.experiments.query import Results, Source, of_reference
 from repro.experiments.view import devices
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Row = dict[str, Any]
 
@@ -171,10 +168,3 @@ def lead_of(rows: Sequence[Row]) -> str:
 def in_words(numbers: Mapping[str, int]) -> str:
     """Return counts of verdicts as a list, without those that are nought."""
     return ", ".join(f"{number} {word}" for word, number in numbers.items() if number)
-
-
-def frame(rows: Sequence[Row], columns: Sequence[str] | None = None) -> "pd.DataFrame":
-    """Return rows as a data frame, of all columns or of these."""
-    import pandas as pd
-
-    return pd.DataFrame(list(rows), columns=list(columns) if columns else None, dtype=object)
