@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from repro import paths
 from repro.experiments import arguments
 from repro.experiments.design import UsageError
-from repro.measure.files import regular, replacing
+from repro.measure.files import cache_folder, regular, replacing
 from repro.records import check_writable, reference_stores
 from repro.report import printable
 
-FOLDER = paths.notebooks_dir()
+FOLDER = (paths.SHIPPED if paths.INSTALLED else paths.ROOT) / "notebooks"
 # A kernel warns at every start that its local sockets are not encrypted, and prints its own
 # traceback if it is interrupted. A cell's error arrives as a message.
 QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
@@ -226,7 +226,7 @@ def opening(name: str) -> tuple[str, dict[str, bytes]]:
 def _same_folders() -> Iterator[None]:
     """Make relative paths absolute for kernels, which run in another folder."""
     folders = {
-        "REPRO_CACHE": paths.cache_dir,
+        "REPRO_CACHE": cache_folder,
         "REPRO_DATA": lambda: paths.data_roots()[0],
         "REPRO_RESULTS": paths.results_dir,
     }

@@ -8,6 +8,19 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
 from repro.report import cells_of, printable
 
 WIDE = 180  # columns of prose and tables in a pipe, which has no width of its own
@@ -23,48 +36,38 @@ def width() -> int | None:
     return max(NARROW, shutil.get_terminal_size((100, 24)).columns)
 
 
-class Bar:
+class Bar(Progress):
     """A progress bar of `total` steps on the standard error stream.
 
     No thread redraws it, which would slow the measured work.
     """
 
     def __init__(self, name: str, total: int, shown: bool) -> None:
-        from rich import progress
-        from rich.console import Console
-
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("{task.fields[now]}", markup=False),
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[now]}", markup=False),
             console=Console(stderr=True, highlight=False, markup=False, emoji=False),
             auto_refresh=False,
             redirect_stdout=False,
             redirect_stderr=False,
             disable=not shown,
         )
-        self._task = self._progress.add_task(name, total=total, now="")
+        self._only = self.add_task(name, total=total, now="")
 
-    def __enter__(self) -> "Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self) -> None:
+    def step(self) -> None:
         """Note that a step is done."""
-        self._progress.update(self._task, advance=1, refresh=True)
+        self.update(self._only, advance=1, refresh=True)
 
     def say(self, text: str) -> None:
         """Name the current step beside the bar."""
-        self._progress.update(self._task, now=printable(text), refresh=True)
+        self.update(self._only, now=printable(text), refresh=True)
 
     def write(self, line: str) -> None:
         """Write a line above the bar, unbroken."""
-        self._progress.console.print(line, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
 
 def prose(text: str, indent: str = "") -> str:
@@ -134,8 +137,6 @@ def _least_width(
     column: str, texts: Sequence[str], limit: int | None, sentence: int = _SENTENCE
 ) -> int:
     """The width in which no word is folded, no number with its deviation, and no short cell."""
-    from rich.cells import cell_len
-
     whole = (text.replace(" ± ", "\xa0±\xa0") for text in texts)
     words = [word for text in (column, *whole) for word in re.split("[ \t\n]", text)]
     least = max(cell_len(word) for word in words)
@@ -148,12 +149,6 @@ def _is_number(text: str) -> bool:
 
 
 def _drawn(cells: Mapping[str, Sequence[str]], least: Mapping[str, int], limit: int | None) -> str:
-    from rich import box
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     texts_wide = {
         column: max(cell_len(line) for text in texts for line in text.split("\n"))
         for column, texts in cells.items()

@@ -188,7 +188,7 @@ class TestBar:
         line = f"run [red] failed :smile: {'long ' * 40}"
         with pytest.raises(KeyboardInterrupt), terminal.Bar("mbs", 2, shown=True) as bar:
             bar.say("run [bold]")
-            bar.advance()
+            bar.step()
             bar.write(line)
             raise KeyboardInterrupt
         shown = stream.getvalue()

@@ -201,15 +201,11 @@ class Source:
         }
         return {origin: records for origin, records in current.items() if records}
 
-    def paths(self, records: Sequence[Record]) -> dict[int, Path]:
-        """Return the files of records, by the records' identity in memory."""
-        wanted = {id(record) for record in records}
-        return {
-            id(record): self.stores[origin].where(record)
-            for origin, held in self.records.items()
-            for record in held
-            if id(record) in wanted
-        }
+    def file_of(self, record: Record) -> Path:
+        """Return the file of one of its records."""
+        held = self.records.items()
+        origin = next(at for at, some in held if any(one is record for one in some))
+        return self.stores[origin].where(record)
 
     @property
     def label(self) -> str:

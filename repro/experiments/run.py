@@ -297,7 +297,7 @@ class _Execution:
         if made is None:
             return
         del self.left[step.key]
-        self.bar.advance()
+        self.bar.step()
         if isinstance(made, LibraryMissing):
             if str(made) not in self.tally.left_out:
                 self._tell(f"left out, like all that need it: {made}", step)

@@ -190,7 +190,7 @@ def write_report(
     ):
         for (key, *_), chapter in workers.map(_chapter, asked):
             chapters[key] = chapter
-            bar.advance()
+            bar.step()
     rows = [row for key in PAPERS for row in chapters[key][1]]
     words = [
         f"- **{word}**: {report.markdown(said)}." for word, said in {**WORDS, **SETTINGS}.items()
@@ -290,7 +290,7 @@ def naming_bad_records(
         guilty = next(filter(fails, results.records), None)
         if isinstance(problem, RecordError) or guilty is None or fails():
             raise
-        (path,) = source.paths([guilty]).values()
+        path = source.file_of(guilty)
         packed = path.suffix == ".gz"
         named = f"{path} (record {guilty.key})" if packed else path
         advice = "restore it from git" if packed else "move it away or delete it, then run again"

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from repro import adaptive, datasets, models
 from repro.experiments.captured import low_precision
 from repro.measure import accelerator
-from repro.restoration import evaluate_psnr
-from repro.training import evaluate_classifier
+from repro.training import evaluate_classifier, evaluate_psnr
 
 Config = Mapping[str, Any]
 Loader = datasets.TensorLoader | datasets.PatchLoader
