@@ -14,7 +14,8 @@ from typing import Any
 INTERRUPTED = "interrupted: what was computed stands, run again to go on"
 _LONGEST = 1600  # characters of a line, such as an error that repeats a long argument
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OF_THE_USER = {"UsageError", "RecordError", "DatasetError"}  # by name: not all are imported
+# By name, since not all are imported.
+_OF_THE_USER = {"UsageError", "RecordError", "DatasetError", "AdviceError"}
 _OF_PATHLIB = ("Symlink loop", "Could not determine home directory")
 
 

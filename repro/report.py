@@ -8,12 +8,11 @@ formula.
 import base64
 import html
 import io
+import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +42,8 @@ class Summary:
     @classmethod
     def of(cls, values: Iterable[float]) -> "Summary":
         """Summarise values; n = 0 gives NaN."""
+        import numpy as np
+
         array = np.asarray(list(values), dtype=float)
         mean = float(array.mean()) if len(array) else float("nan")
         return cls(len(array), mean, float(array.std(ddof=1)) if len(array) > 1 else float("nan"))
@@ -51,7 +52,7 @@ class Summary:
         """Return ``mean ± std``, or only the mean if n is 1."""
         if self.n == 0:
             return DASH
-        spread = "" if np.isnan(self.std) else f" ± {self.std:.{digits}f}"
+        spread = "" if math.isnan(self.std) else f" ± {self.std:.{digits}f}"
         return f"{self.mean:.{digits}f}{spread}"
 
 
@@ -199,7 +200,7 @@ def badge(word: str) -> str:
 
 def cell_text(value: Any) -> str:
     """Return a cell as text: a dash for a missing value, control characters written out."""
-    if value is None or (isinstance(value, float) and np.isnan(value)):
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return DASH
     return f"{value:g}" if isinstance(value, float) else printable(str(value))
 
