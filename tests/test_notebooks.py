@@ -4,7 +4,6 @@ import ast
 import asyncio
 import base64
 import json
-import os
 import re
 import struct
 import sys
@@ -252,8 +251,7 @@ class TestRunner:
     def test_execute(self, folder, results_folder, tmp_path, monkeypatch):
         pytest.importorskip("papermill")
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("REPRO_DATA", ".")  # where this is typed, not where the kernel runs
-        code = "import os; print(profile, count, os.environ['REPRO_DATA'])"
+        code = "import os; print(profile, count, os.getcwd())"  # a relative $REPRO_DATA holds
         path = tiny(folder, code=code)
         given = path.read_bytes()
         outcome = notebooks.execute(path, {"count": "3"})
@@ -261,7 +259,7 @@ class TestRunner:
         target = results_folder / "local" / "notebooks" / "01_tiny.ipynb"
         shown = f"view 3 {tmp_path}"
         assert shown in target.read_text() and shown in target.with_suffix(".html").read_text()
-        assert path.read_bytes() == given and os.environ["REPRO_DATA"] == "."
+        assert path.read_bytes() == given
         tiny(folder, code="1 / 0")
         outcome = notebooks.execute(path, {})
         assert outcome.failed and "FAILED, ZeroDivisionError" in outcome.text
