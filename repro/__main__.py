@@ -357,10 +357,10 @@ def report(
     output: Annotated[str | None, option(help="Path of the Markdown file.")] = None,
 ) -> None:
     """Count verdicts; write claims, tables, figures as Markdown."""
-    from repro.experiments import showing, summary
+    from repro.experiments import showing, view
 
     rows, path = showing.write_report(profile, reference, output)
-    typer.echo(terminal.table(summary.count_rows(rows), "Verdicts"))
+    typer.echo(terminal.table(view.count_rows(rows), "Verdicts"))
     if promised := showing.promise_rows(rows, profile):
         title = f"\nThe papers' promises: the reference records, and this machine's ({profile})"
         typer.echo(terminal.table(promised, title))

@@ -15,8 +15,8 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.design import SETTINGS
 from repro.experiments.judge import WORDS
 from repro.experiments.query import find_source, results_of
-from repro.experiments.summary import of_papers, verdicts
 from repro.experiments.together import limit
+from repro.experiments.view import of_papers, verdicts
 from repro.report import shown_table
 
 REFRESH = runpy.run_path(str(paths.ROOT / "docs" / "refresh.py"))

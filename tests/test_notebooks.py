@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from repro import notebooks, paths
-from repro.experiments import PAPERS, UsageError, load_paper, story, summary
+from repro.experiments import PAPERS, UsageError, load_paper, story, view
 from repro.report import Shown
 
 FOLDER = paths.ROOT / "notebooks"
@@ -322,7 +322,7 @@ class TestSession:
                 else type(item).__name__
                 for item in shown
             ]
-            checked = summary.checks(artefact, session.results(name))
+            checked = view.checks(artefact, session.results(name))
             failed = any(row["holds"] == "NO" for row in checked)
             table = artefact.table(session.results(name))
             is_open = not artefact.draw and len(table) <= 9 and len(table.columns) <= 6
@@ -340,7 +340,7 @@ class TestSession:
         setup, claims, *_, records = map(str, shown)
         where = "reference records, cpu-2-cores, profile smoke"
         assert setup.startswith("Setup") and where in setup
-        papers = len(summary.of_papers(summary.paper_verdicts(session.source)))
+        papers = len(view.of_papers(view.paper_verdicts(session.source)))
         assert claims.startswith(f"{papers} claims, 2 questions of our own")
         assert f" records: {where}" in records
         shown.clear()

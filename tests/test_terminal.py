@@ -9,7 +9,7 @@ from commands import command_line
 
 from repro import __main__ as cli
 from repro import paths, terminal
-from repro.experiments import PAPERS, load_paper, showing, summary
+from repro.experiments import PAPERS, load_paper, showing, view
 from repro.experiments.design import claims_of
 from repro.experiments.judge import Estimate
 
@@ -134,9 +134,9 @@ class TestAt100Columns:
         columns(100)
         for source, artefact, results in showing.found(paper, None, None):
             flat = " ".join(showing.text(source, artefact, results).split())
-            for row in summary.verdicts(source.paper, artefact, results):
+            for row in view.verdicts(source.paper, artefact, results):
                 written = claims_of(paper)[artefact.name][row["key"].rpartition(".")[2]]
-                _, verdict, used = summary.judged(artefact, written, results)
+                _, verdict, used = view.judged(artefact, written, results)
                 after = flat.partition(f": {' '.join(row['claim'].split())} ")[2]
                 if verdict.word == "not run":
                     reason = re.split(r";| \[", verdict.evidence)[0]

@@ -376,10 +376,9 @@ class Artefact:
         assert self.draw is not None, f"{self.name} has no figure"
         drawn = self.draw(results)
         if results.records:
-            from repro.experiments.view import signature
             from repro.plots import sign
 
-            sign(drawn, signature(results, self.caption(results)))
+            sign(drawn, results.signature(self.caption(results)))
         return drawn
 
     def judge(self, claim: Claim, results: Results) -> Verdict:

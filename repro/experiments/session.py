@@ -8,7 +8,7 @@ from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 from repro import report
-from repro.experiments import arguments, load_paper, query, story, summary, view
+from repro.experiments import arguments, load_paper, query, story, view
 from repro.experiments.design import LONG, SETTINGS, Artefact, paper_toml
 from repro.experiments.judge import WORDS
 from repro.experiments.query import LOCAL, Results
@@ -78,11 +78,11 @@ class Session:
         artefact, results = self.paper.artefacts[name], self.results(name)
         opened = name == story.story_of(self.paper).figure
         rows = list(artefact.rows(results))
-        checked = summary.checks(artefact, results)
+        checked = view.checks(artefact, results)
         promised = [
             f"{self.paper.key}/{row['claim']}" for row in paper_toml(self.paper.key)["promises"]
         ]
-        judged = summary.verdicts(self.paper, artefact, results)
+        judged = view.verdicts(self.paper, artefact, results)
         judged.sort(key=lambda row: row["key"] not in promised)
         if judged:
             display(report.shown_verdicts(judged[:MOST_VERDICTS]))
@@ -108,14 +108,14 @@ class Session:
             artefact, results = self.paper.artefacts[name], self.results(name)
             title = f"{artefact.source}: {artefact.title}"
             parts: list[report.Shown | str] = []
-            if judged := summary.verdicts(self.paper, artefact, results):
+            if judged := view.verdicts(self.paper, artefact, results):
                 parts.append(report.shown_verdicts(judged))
             if artefact.draw:
                 png = report.figure_png(artefact.figure(results), dpi=85)
                 parts.append(report.picture(png, title))
             parts += [view.full_caption(artefact, results)]
             parts += [report.shown_table(list(artefact.rows(results)))]
-            if checked := summary.checks(artefact, results):
+            if checked := view.checks(artefact, results):
                 parts.append(report.shown_table(checked))
             display(report.folded(title, *parts))
 
@@ -136,7 +136,7 @@ class Session:
     def appendix(self) -> None:
         """Show, each folded: the setup, all claims, what failed, the recipe, the records."""
         display(report.folded("Setup: devices, data, stand-ins", *story.setup(self.source)))
-        judged = summary.paper_verdicts(self.source)
+        judged = view.paper_verdicts(self.source)
         columns = ("artefact", "claim", "setting", "expected", "verdict", "evidence")
         title = f"{_counted(judged)}, each with its evidence"
         display(report.folded(title, report.shown_table(judged, columns)))
@@ -149,7 +149,7 @@ class Session:
 
     def claims(self) -> None:
         """Show, folded: each claim of the paper with its verdict and one number."""
-        judged = summary.paper_verdicts(self.source)
+        judged = view.paper_verdicts(self.source)
         table = report.shown_table(judged, ("artefact", "claim", "verdict", "number"))
         display(report.folded(f"{self.paper.title}: {_counted(judged)}", table))
 

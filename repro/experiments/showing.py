@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from repro import paths, report, terminal
-from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary, view
+from repro.experiments import PAPERS, find_artefacts, load_paper, story, view
 from repro.experiments.arguments import Choices, with_changes
 from repro.experiments.design import (
     COMPUTING_PROFILES,
@@ -21,8 +21,8 @@ from repro.experiments.design import (
 )
 from repro.experiments.judge import WORDS
 from repro.experiments.processes import Workers
-from repro.experiments.query import LOCAL, Results, Source, find_source, results_of
-from repro.experiments.summary import Row
+from repro.experiments.query import LOCAL, Results, Source, devices, find_source, results_of
+from repro.experiments.view import Row
 from repro.measure.files import regular, replacing
 from repro.measure.host import cores
 from repro.records import (
@@ -67,8 +67,8 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
 
     def gathered(results: Results) -> tuple[list[Mapping[str, Any]], str, list[Row], list[Row]]:
         caption = view.full_caption(artefact, results)
-        judged = summary.verdicts(source.paper, artefact, results)
-        return list(artefact.rows(results)), caption, judged, summary.checks(artefact, results)
+        judged = view.verdicts(source.paper, artefact, results)
+        return list(artefact.rows(results)), caption, judged, view.checks(artefact, results)
 
     rows, caption, judged, checked = naming_bad_records(source, artefact, results, gathered)
     title = f"{source.paper.key}/{artefact.name}: {artefact.title}"
@@ -93,8 +93,8 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
     verdicts = terminal.prose(report.printable("\n".join(words)), "  ")
     table = terminal.table(rows, most=MOST_ROWS)
     if results.gpu is not None:
-        devices = report.printable(view.devices(results.gpu.records))
-        rest = f"The rows of {devices}: --profile {results.gpu.profile}"
+        where = report.printable(devices(results.gpu.records))
+        rest = f"The rows of {where}: --profile {results.gpu.profile}"
         table = f"{table}\n{terminal.prose(rest)}"
     texts = [terminal.prose(title), verdicts, table, terminal.prose(caption)]
     return "\n\n".join(filter(None, texts))
@@ -197,8 +197,8 @@ def write_report(
     ]
     blocks = [
         "# Five papers, checked",
-        report.markdown(summary.lead_of(rows)),
-        report.markdown_table(summary.count_rows(rows)),
+        report.markdown(view.lead_of(rows)),
+        report.markdown_table(view.count_rows(rows)),
         "\n".join([*words, "- **expected**: the verdict, as written down before the records."]),
         *(block for key in PAPERS for block in chapters[key][0]),
         report.markdown(_provenance()),
@@ -232,7 +232,7 @@ def _section(
     paper: Paper, artefact: Artefact, path: Path, results: Results
 ) -> tuple[list[str], list[Row]]:
     """Return an artefact's blocks of Markdown and its verdicts; write its figure."""
-    judged = summary.verdicts(paper, artefact, results)
+    judged = view.verdicts(paper, artefact, results)
     blocks = [f"### {report.markdown(f'{artefact.source}: {artefact.title}')}"]
     if artefact.draw:
         picture = Path(f"{path.stem}_files", f"{paper.key}-{artefact.name}.png")
@@ -248,7 +248,7 @@ def _section(
         for row in judged
         if row.get("why_not")
     ]
-    if checked := summary.checks(artefact, results):
+    if checked := view.checks(artefact, results):
         blocks += [f'<details markdown="1"><summary>Checks ({len(checked)})</summary>']
         blocks += [report.markdown_table(checked), "</details>"]
     return blocks, judged
@@ -310,7 +310,7 @@ def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
     here = {row["key"]: row for row in judged_here}
     rows = []
     for paper in dict.fromkeys(row["artefact"].partition("/")[0] for row in judged_here):
-        judged_there = summary.paper_verdicts(find_source(load_paper(paper), local=False))
+        judged_there = view.paper_verdicts(find_source(load_paper(paper), local=False))
         reference = {row["key"]: row for row in judged_there}
         for promise in paper_toml(paper)["promises"]:
             key = f"{paper}/{promise['claim']}"

@@ -10,7 +10,7 @@ from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.query import Results, find_source, results_of
 from repro.experiments.story import recipe
-from repro.experiments.summary import verdicts
+from repro.experiments.view import verdicts
 from repro.report import cell_text, figure_png
 
 COLUMNS = ["item", "paper", "paper profile", "gpu", "long", "quick", "why they differ"]
