@@ -130,16 +130,20 @@ def choose_datasets(
     return chosen
 
 
-def plan(
-    paper: Paper, artefacts: Iterable[Artefact], profile: str, chosen: Mapping[str, str]
-) -> list[Run]:
-    """Return the runs that the artefacts need, each once."""
-    return list(
-        dict.fromkeys(run for artefact in artefacts for run in artefact.runs(profile, chosen))
-    )
-
-
 Choices = Sequence[tuple[str, str]]
+
+
+def plan(
+    paper: Paper,
+    artefacts: Iterable[Artefact],
+    profile: str,
+    chosen: Mapping[str, str],
+    changes: Choices = (),
+    kept: Choices = (),
+) -> list[Run]:
+    """Return the runs that the artefacts need, each once; see `with_changes` and `only`."""
+    runs = [run for artefact in artefacts for run in artefact.runs(profile, chosen)]
+    return only(with_changes(paper, runs, changes), kept)
 
 
 def parse_choices(texts: Sequence[str] | None) -> Choices:

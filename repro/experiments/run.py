@@ -148,9 +148,7 @@ def compute(
     plans = []
     for paper, artefacts in named:
         chosen = arguments.choose_datasets(paper, setting.profile, wanted, setting.root)
-        runs = arguments.plan(paper, artefacts, setting.profile, chosen)
-        runs = arguments.with_changes(paper, runs, setting.changed)
-        runs = arguments.only(runs, kept)
+        runs = arguments.plan(paper, artefacts, setting.profile, chosen, setting.changed, kept)
         plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
     if address is not None:
         if not any(
