@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.arguments import Choices, default_profile, value_of, with_changes
+from repro.experiments.arguments import Choices, default_profile, value_at, with_changes
 from repro.experiments.design import (
     COMPUTING_PROFILES,
     LONG,
@@ -374,7 +374,7 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
     for chosen in _choices_of_data(source.paper, profile, records):
         runs = artefact.runs(profile, chosen)
         if changes:  # an artefact without the key is shown as it is
-            held = [(k, v) for k, v in changes if any(value_of(run, k) is not ... for run in runs)]
+            held = [c for c in changes if any(value_at(r.config, c[0]) is not ... for r in runs)]
             runs = with_changes(source.paper, runs, held)
         runs = [
             replace(run, seeds=tuple(dict.fromkeys((*PROCESSES, *seeds))))

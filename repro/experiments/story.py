@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro import report
 from repro.experiments import view
-from repro.experiments.arguments import plan
+from repro.experiments.arguments import plan, value_at
 from repro.experiments.design import LONG, SEEDS, Claim, Paper, claims_of, imported, paper_toml
 from repro.experiments.judge import Estimate, Exact, NotRun, Verdict
 from repro.experiments.query import Source, devices
@@ -326,22 +326,12 @@ def _value(row: Mapping[str, Any], configs: Sequence[Mapping[str, Any]], profile
         return str(len(SEEDS[profile]))
     keys = [row["ours"]] if isinstance(row["ours"], str) else row["ours"]
     values = [
-        ", ".join(_text(_at(config, key)) for key in keys if _at(config, key) is not ...)
+        ", ".join(_text(value_at(config, key)) for key in keys if value_at(config, key) is not ...)
         for config in configs
-        if all(_at(config, key) == value for key, value in row["where"].items())
+        if all(value_at(config, key) == value for key, value in row["where"].items())
     ]
     shown = values if row.get("every") else values[:1]
     return ", ".join(dict.fromkeys(value or report.DASH for value in shown)) or "not run"
-
-
-def _at(config: Any, key: str) -> Any:
-    """Return the value under a key such as ``optimizer.rate`` or ``sizes.0``; ... for none."""
-    for part in key.split("."):
-        try:
-            config = config[int(part) if isinstance(config, list) else part]
-        except (LookupError, TypeError, ValueError):
-            return ...
-    return config
 
 
 def _text(value: Any) -> str:
