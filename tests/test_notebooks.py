@@ -15,7 +15,7 @@ import pytest
 
 from repro import notebooks, paths
 from repro.experiments import PAPERS, UsageError, load_paper, story, view
-from repro.report import Shown
+from repro.report import Shown, cells_of
 
 FOLDER = paths.ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -324,9 +324,9 @@ class TestSession:
             ]
             checked = view.checks(artefact, session.results(name))
             failed = any(row["holds"] == "NO" for row in checked)
-            table = artefact.table(session.results(name))
-            is_open = not artefact.draw and len(table) <= 9 and len(table.columns) <= 6
-            folded = bool((len(table) and not is_open) or checked or len(artefact.claims) > 3)
+            rows = list(artefact.rows(session.results(name)))
+            is_open = not artefact.draw and len(rows) <= 9 and len(cells_of(rows)) <= 6
+            folded = bool((rows and not is_open) or checked or len(artefact.claims) > 3)
             assert kinds == [
                 *["div"] * bool(artefact.claims),
                 *["Image"] * (bool(artefact.draw) and name != "table4"),  # shown at the top

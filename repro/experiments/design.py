@@ -18,7 +18,6 @@ from repro.experiments.judge import Case, Cases, Estimate, Exact, NotRun, Part, 
 from repro.records import identity
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from repro.measure import Timing
@@ -359,12 +358,6 @@ class Artefact:
     def runs(self, profile: str, chosen: Chosen) -> list[Run]:
         """Return the runs it draws from; none under `long` where that has nothing to add."""
         return [] if profile == LONG and not self.long else self.plan(profile, chosen)
-
-    def table(self, results: Results) -> pd.DataFrame:
-        """Return its table."""
-        import pandas as pd
-
-        return pd.DataFrame(list(self.rows(results)), dtype=object)
 
     def caption(self, results: Results) -> str:
         """Return its lead, facts about its records, and how many are missing or failed."""

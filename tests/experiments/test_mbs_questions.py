@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from made import FAILED, OUT_OF_MEMORY, verdict
+from made import FAILED, OUT_OF_MEMORY, table_of, verdict
 from made_mbs import (
     INITIAL,
     NOISE,
@@ -100,7 +100,7 @@ class TestTables4And5:
         for profile, own in (("quick", ["ResNet-8 (for ResNet-50)", "U-Net of width 4"]),
                              ("paper", ["ResNet-50", "U-Net"])):  # fmt: skip
             found = results(artefact, by_size(lambda doublings: 0.0), profile)
-            model = PAPER.artefacts[artefact].table(found)["model"][0]
+            model = table_of(PAPER.artefacts[artefact], found)["model"][0]
             assert model.startswith(own[artefact == "table5"]), profile
             assert (" (for " in model) == (profile == "quick")
 
