@@ -1,5 +1,7 @@
 """The questions of Micro-Batch Streaming: which records each claim, check and table takes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from made import FAILED, OUT_OF_MEMORY, table_of, verdict
@@ -289,7 +291,7 @@ def test_epochs_from_files_grow_by_way_of_reading(profile, trials):
     grown = {way: growth(found, way) for way in longer}
     assert means_of(grown) == longer and {case.trials for case in grown.values()} == {trials}
     assert len(claimed("files/time_grows", found)) == 2
-    table = PAPER.artefacts["files"].table
+    table = partial(table_of, PAPER.artefacts["files"])
     assert len(table(found)) == 3
     none = table(results("files", lambda run, seed: None, profile))
     assert [*none["n"]] == [0] * 3
