@@ -16,7 +16,7 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.judge import NOT_EVEN
 from repro.experiments.query import find_source
 from repro.experiments.story import effects_figure
-from repro.experiments.summary import (
+from repro.experiments.view import (
     count_rows,
     counts,
     in_words,

@@ -6,11 +6,14 @@ import signal
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from repro import console
+from repro import console, terminal
+from repro.experiments import PAPERS, arguments, find_targets, load_paper
+from repro.experiments.design import COMPUTING_PROFILES, UsageError, claims_of
 from repro.options import (
     Changes,
     Data,
@@ -25,6 +28,7 @@ from repro.options import (
     Targets,
     option,
 )
+from repro.report import printable  # names of files and texts of records may hold anything
 
 # Threads that wait by spinning stop each other for seconds where cores are shared.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -50,13 +54,11 @@ def doctor(
 
     Run it first, for two minutes at most: it says which runs fit. Exit code 1: a self-test failed.
     """
-    from repro.experiments import arguments
     from repro.experiments import doctor as physician
 
-    arguments.check_data(data)
     chosen = arguments.check_device(device or arguments.default_device())
     findings = physician.examine(chosen, data, _tell)
-    typer.echo(json.dumps(findings, indent=1) if as_json else _printable(physician.text(findings)))
+    typer.echo(json.dumps(findings, indent=1) if as_json else printable(physician.text(findings)))
     raise typer.Exit(1 if physician.broken(findings) else 0)
 
 
@@ -86,28 +88,24 @@ def advise(
     """
     from repro import advise as advising
     from repro.advise.advising import parse_memory, parse_sides
-    from repro.experiments import arguments
 
-    try:
-        if method is not None and method not in advising.METHODS:
-            known = ", ".join(advising.METHODS)
-            raise advising.AdviceError(f"the method is {method!r}: choose {known}")
-        if sys.stderr.isatty():  # no bar, which would take time from the steps that are measured
-            steps = "steps of each method" if measure else f"for {probe:g} s"
-            typer.echo(f"recording steps of {model}, then measuring {steps} ...", err=True)
-        advice = advising.advise(
-            model,
-            batch,
-            parse_memory(memory),
-            image=parse_sides(image),
-            options={} if classes is None else {"num_classes": classes},
-            device=device or arguments.default_device(),
-            optimizer=optimizer,
-            probe_seconds=probe,
-            measure=measure,
-        )
-    except advising.AdviceError as error:
-        raise arguments.UsageError(str(error)) from error
+    if method is not None and method not in advising.METHODS:
+        known = ", ".join(advising.METHODS)
+        raise UsageError(f"the method is {method!r}: choose {known}")
+    if sys.stderr.isatty():  # no bar, which would take time from the steps that are measured
+        steps = "steps of each method" if measure else f"for {probe:g} s"
+        typer.echo(f"recording steps of {model}, then measuring {steps} ...", err=True)
+    advice = advising.advise(
+        model,
+        batch,
+        parse_memory(memory),
+        image=parse_sides(image),
+        options={} if classes is None else {"num_classes": classes},
+        device=device or arguments.default_device(),
+        optimizer=optimizer,
+        probe_seconds=probe,
+        measure=measure,
+    )
     typer.echo(advice.text(method))
 
 
@@ -116,10 +114,6 @@ def list_(
     papers: Annotated[list[str] | None, typer.Argument(help="PAPER, such as mbs.")] = None,
 ) -> None:
     """List papers and artefacts."""
-    from repro import terminal
-    from repro.experiments import PAPERS, load_paper
-    from repro.experiments.design import claims_of
-
     for key in dict.fromkeys(papers or PAPERS):
         paper = load_paper(key)
         written = [claim for rows in claims_of(key).values() for claim in rows.values()]
@@ -161,8 +155,6 @@ def run(
     without content, so that a recipe that cannot start fails there, and its memory is known.
     The exit code is 1 where one fails.
     """
-    from repro import terminal
-    from repro.experiments import arguments, find_targets
     from repro.experiments import run as running
 
     kept, named = arguments.parse_choices(only), find_targets(targets)
@@ -212,15 +204,10 @@ def gpu(
     them, written every ten seconds: unpack it into results/local, then `pack` folds them in. The
     same command goes on where it was ended. $REPRO_COMMIT names the commit where a copy has no git.
     """
-    from pathlib import Path
-
-    from repro import terminal
-    from repro.experiments import arguments
     from repro.experiments import gpu as session
     from repro.experiments import run as running
 
     arguments.check_profile(profile)
-    arguments.check_data(data)
     chosen = session.read(Path(pieces) if pieces else session.LIST, only or ())
     if listed:
         _refuse("--list computes nothing", minutes=minutes, out=out)
@@ -229,13 +216,13 @@ def gpu(
         typer.echo(terminal.table(rows, f"Profile {profile}, the most valuable first"))
         return
     if minutes is None or out is None:
-        raise arguments.UsageError("give --minutes and --out FOLDER, or --list")
+        raise UsageError("give --minutes and --out FOLDER, or --list")
     here = arguments.check_device(device or arguments.default_device())
     setting = running.Setting(profile=profile, device=here, root=data)
     # A machine that is taken away says so by SIGTERM: the last records go into the archive.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     well = session.compute(
-        chosen, setting, minutes, Path(out), lambda line: typer.echo(_printable(line))
+        chosen, setting, minutes, Path(out), lambda line: typer.echo(printable(line))
     )
     raise typer.Exit(0 if well else 1)
 
@@ -256,17 +243,16 @@ def verify(
     another kind the first steps and the plan of a training are compared, and everything else
     completely, to 1e-5. Fails if a result has changed.
     """
-    from repro.experiments import PAPERS, arguments, golden, load_paper
+    from repro.experiments import golden
 
-    arguments.check_data(data)
     compared = changed = 0
     chosen = [load_paper(key) for key in dict.fromkeys(papers or PAPERS)]
     for line, agrees in golden.verify(chosen, everything, profile, reference, data):
-        typer.echo(_printable(line))
+        typer.echo(printable(line))
         compared += agrees is not None
         changed += agrees is False
     if not compared:
-        raise arguments.UsageError("no record was compared; give other records, or their data")
+        raise UsageError("no record was compared; give other records, or their data")
     if changed:
         typer.echo(
             f"{changed} differ. Where a result was meant to change, raise the experiment's version "
@@ -286,15 +272,13 @@ def pack(
     Each record goes to results/reference/DEVICE/PROFILE/PAPER.jsonl.gz of its own device.
     By default records of all profiles but smoke.
     """
-    from repro.experiments import PAPERS, load_paper
-    from repro.experiments.design import COMPUTING_PROFILES
     from repro.records import pack_reference
 
     keys = [load_paper(key).key for key in dict.fromkeys(papers or PAPERS)]
     profiles = [name for name in COMPUTING_PROFILES if name != "smoke"]
     packed = pack_reference(keys, profiles if profile is None else [profile])
     for path, added in packed:
-        typer.echo(_printable(f"{path}: {added} new or newer records"))
+        typer.echo(printable(f"{path}: {added} new or newer records"))
     if not packed:
         typer.echo("There are no new records to pack.")
 
@@ -317,8 +301,7 @@ def show(
     A table that is wider than the terminal is folded, and where that is not enough it goes on
     below.
     """
-    from repro import terminal
-    from repro.experiments import arguments, showing
+    from repro.experiments import showing
 
     for shown in showing.found(target, profile, reference, arguments.parse_choices(changes)):
         typer.echo(f"{showing.text(*shown, evidence)}\n")
@@ -343,7 +326,7 @@ def figure(
 
     From the records that show would take.
     """
-    from repro.experiments import arguments, showing
+    from repro.experiments import showing
 
     changed = arguments.parse_choices(changes)
     typer.echo(f"figure: {showing.write_figure(target, out, profile, reference, changed)}")
@@ -355,7 +338,6 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say which records of this machine are missing or failed."""
-    from repro import terminal
     from repro.experiments import showing
 
     rows = showing.status(profile)
@@ -375,11 +357,10 @@ def report(
     output: Annotated[str | None, option(help="Path of the Markdown file.")] = None,
 ) -> None:
     """Count verdicts; write claims, tables, figures as Markdown."""
-    from repro import terminal
-    from repro.experiments import showing, summary
+    from repro.experiments import showing, view
 
     rows, path = showing.write_report(profile, reference, output)
-    typer.echo(terminal.table(summary.count_rows(rows), "Verdicts"))
+    typer.echo(terminal.table(view.count_rows(rows), "Verdicts"))
     if promised := showing.promise_rows(rows, profile):
         title = f"\nThe papers' promises: the reference records, and this machine's ({profile})"
         typer.echo(terminal.table(promised, title))
@@ -405,14 +386,13 @@ def notebooks(
 ) -> None:
     """Execute notebooks into results/local/notebooks, and as HTML."""
     from repro import notebooks as runner
-    from repro.experiments import arguments
 
     given: dict[str, str] = {}
     pairs: list[tuple[str, str | None]] = [runner.parse_parameter(p) for p in parameter or ()]
     pairs += [("profile", profile), ("device", device), ("data", data), ("seeds", seeds)]
     for name, value in pairs:
         if value is not None and given.setdefault(name, value) != value:
-            raise arguments.UsageError(
+            raise UsageError(
                 f"{name} is given twice, as {given[name]!r} and {value!r}; give one of them"
             )
     if refresh:
@@ -441,17 +421,13 @@ def data_(
 ) -> None:
     """Download the datasets that the network allows."""
     from repro import datasets
-    from repro.experiments import arguments
 
-    arguments.check_data(data)
     for name, outcome in datasets.download(names or datasets.catalogue.ON_DISK, data).items():
-        typer.echo(_printable(f"{name}: {' '.join(outcome.split())}"))
+        typer.echo(printable(f"{name}: {' '.join(outcome.split())}"))
 
 
 def _refuse(why: str, /, **given: Any) -> None:
     """Refuse the options, by name, that would be ignored."""
-    from repro.experiments.design import UsageError
-
     for name in (name for name, value in given.items() if value):
         raise UsageError(f"{why}, and takes no --{name}; leave it out")
 
@@ -460,12 +436,6 @@ def _tell(line: str) -> None:
     """Announce a long step, if a terminal is attached."""
     if sys.stderr.isatty():
         typer.echo(f"{line} ...", err=True)
-
-
-def _printable(text: str) -> str:
-    from repro.report import printable  # names of files and texts of records may hold anything
-
-    return printable(text)
 
 
 def main() -> NoReturn:

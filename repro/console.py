@@ -6,14 +6,16 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 INTERRUPTED = "interrupted: what was computed stands, run again to go on"
 _LONGEST = 1600  # characters of a line, such as an error that repeats a long argument
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OF_THE_USER = {"UsageError", "RecordError", "DatasetError"}  # by name: not all are imported
+# By name, since not all are imported.
+_OF_THE_USER = {"UsageError", "RecordError", "DatasetError", "AdviceError"}
 _OF_PATHLIB = ("Symlink loop", "Could not determine home directory")
 
 
@@ -28,30 +30,40 @@ def carry_out(command: Callable[[], int], program: str) -> int:
         Exception: A defect of this package, to be shown with its traceback.
     """
     _use_utf8()
-    interrupted: list[int] = []
-
-    def note(number: int, _: Any) -> None:
-        interrupted.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # not ignored, nor handled by others
-        signal.signal(signal.SIGINT, note)
-    try:
-        code = command()
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        return _say(INTERRUPTED, 130)
-    except Exception as error:
-        if interrupted:  # the interrupt was turned into another error
+    with noting_interrupts() as interrupted:
+        try:
+            code = command()
+            sys.stdout.flush()
+            return code
+        except KeyboardInterrupt:
             return _say(INTERRUPTED, 130)
-        if isinstance(error, BrokenPipeError) and _has_no_reader():
-            _print_nowhere()
-            return 128 + signal.SIGPIPE
-        if (text := explained(error, program)) is None:
-            raise
-        return _say(f"error: {text}", 2)
+        except Exception as error:
+            if interrupted:  # the interrupt was turned into another error
+                return _say(INTERRUPTED, 130)
+            if isinstance(error, BrokenPipeError) and _has_no_reader():
+                _print_nowhere()
+                return 128 + signal.SIGPIPE
+            if (text := explained(error, program)) is None:
+                raise
+            return _say(f"error: {text}", 2)
+
+
+@contextmanager
+def noting_interrupts() -> Iterator[list[int]]:
+    """Note every Ctrl-C inside: code that it ends may turn it into an error of its own."""
+    noted: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield noted  # it is another thread's, or ignored
+        return
+
+    def note(number: int, frame: Any) -> Any:
+        noted.append(number)
+        return before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -2,10 +2,8 @@
 
 import base64
 import itertools
-import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +14,7 @@ from repro.measure.files import regular, replacing
 from repro.records import check_writable, reference_stores
 from repro.report import printable
 
-FOLDER = paths.notebooks_dir()
+FOLDER = (paths.SHIPPED if paths.INSTALLED else paths.ROOT) / "notebooks"
 # A kernel warns at every start that its local sockets are not encrypted, and prints its own
 # traceback if it is interrupted. A cell's error arrives as a message.
 QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
@@ -116,7 +114,7 @@ def _run(path: Path, parameters: Mapping[str, str]) -> tuple[Any, str | None]:
 
     from repro._kernels import PatientManager
 
-    with tempfile.TemporaryDirectory() as folder, _same_folders():
+    with tempfile.TemporaryDirectory() as folder:
         target, failure = Path(folder, path.name), None
         try:
             papermill.execute_notebook(
@@ -126,7 +124,6 @@ def _run(path: Path, parameters: Mapping[str, str]) -> tuple[Any, str | None]:
                 kernel_name="python3",  # not the kernel of the last save
                 progress_bar=False,
                 extra_arguments=QUIET_KERNEL,
-                cwd=str(paths.home() if paths.INSTALLED else FOLDER),
                 kernel_manager_class=PatientManager,
             )
         except papermill.PapermillExecutionError as error:
@@ -220,19 +217,3 @@ def opening(name: str) -> tuple[str, dict[str, bytes]]:
             text = story.opening(source, "attachment:opening.png")
             return text, {"opening.png": story.opening_figure(source)}
     return story.overview(sources, "attachment:"), story.overview_figures(sources)
-
-
-@contextmanager
-def _same_folders() -> Iterator[None]:
-    """Make relative paths absolute for kernels, which run in another folder."""
-    folders = {
-        "REPRO_CACHE": paths.cache_dir,
-        "REPRO_DATA": lambda: paths.data_roots()[0],
-        "REPRO_RESULTS": paths.results_dir,
-    }
-    before = {name: os.environ[name] for name in folders if os.environ.get(name)}
-    os.environ.update({name: str(folders[name]()) for name in before})
-    try:
-        yield
-    finally:
-        os.environ.update(before)

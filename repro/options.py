@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from repro.experiments import arguments
+
 
 def option(*names: str, **settings: Any) -> Any:
     """Return an option of typer that refuses an empty value, such as a script's unset variable."""
@@ -18,11 +20,13 @@ def _not_empty(value: Any) -> Any:
 
 
 def _known_profile(value: str | None) -> str | None:
-    from repro.experiments import arguments
-
     if _not_empty(value) is not None:
         arguments.check_profile(str(value))
     return value
+
+
+def _readable(folder: str | None) -> str | None:
+    return arguments.check_data(_not_empty(folder))  # or $REPRO_DATA, which is looked at, too
 
 
 Targets = Annotated[
@@ -32,7 +36,9 @@ Profile = Annotated[
     str | None, typer.Option(callback=_known_profile, help="smoke, quick, long, gpu or paper.")
 ]
 Device = Annotated[str | None, option(help="cpu, or an accelerator: cuda (cuda:0, cuda:1, ...).")]
-Data = Annotated[str | None, option(help="Folder searched first for datasets.")]
+Data = Annotated[
+    str | None, typer.Option(callback=_readable, help="Folder searched first for datasets.")
+]
 Datasets = Annotated[list[str] | None, option("--dataset", help="Use this dataset.")]
 Seeds = Annotated[str | None, option(help="A number of seeds (3), or a list (0,5,7).")]
 StandIn = Annotated[

@@ -71,13 +71,6 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(given if os.path.exists(given) else home() / given))  # noqa: PTH110
 
 
-def cache_dir() -> Path:
-    """The folder of decoded datasets; see `repro.measure.files.cache_folder`."""
-    from repro.measure.files import cache_folder
-
-    return cache_folder()
-
-
 def results_dir() -> Path:
     """The folder of records: `$REPRO_RESULTS`, else `results`."""
     given = os.environ.get("REPRO_RESULTS")
@@ -88,11 +81,6 @@ def reference_dirs() -> list[Path]:
     """The folders of reference records, the most important one last."""
     shipped = [SHIPPED / "reference"] if INSTALLED else []
     return [*shipped, results_dir() / "reference"]
-
-
-def notebooks_dir() -> Path:
-    """The folder of the notebooks."""
-    return (SHIPPED if INSTALLED else ROOT) / "notebooks"
 
 
 def git(*arguments: str) -> bytes | None:

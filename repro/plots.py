@@ -239,30 +239,26 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
 def effects(
     rows: Sequence[Effect],
     xlabel: str,
-    neutral: float = 1.0,
-    log: bool = True,
     headings: Collection[str] = (),
 ) -> Figure:
-    """Draw effects as dots, the paper's hollow beside ours solid with its interval.
+    """Draw ratios as dots, the paper's hollow beside ours solid with its interval.
 
     Args:
         rows: Effects from top to bottom.
         xlabel: The quantity, with its unit.
-        neutral: The value of no effect, marked by a line.
-        log: Whether the axis is logarithmic, as for ratios.
         headings: Labels of rows that have no effect, and name those below.
     """
     figure, axes = new_axes(1, 1, 9, 1.2 + 0.3 * len(rows))
-    _draw_effects(axes[0, 0], rows, neutral, log, headings)
+    _draw_effects(axes[0, 0], rows, headings)
     axes[0, 0].set_xlabel(xlabel)
     legend_below(figure, 3, ("paper",))
     return figure
 
 
 def _draw_effects(
-    axis: Axes, rows: Sequence[Effect], neutral: float, log: bool, headings: Collection[str]
+    axis: Axes, rows: Sequence[Effect], headings: Collection[str], log: bool = True
 ) -> None:
-    axis.axvline(neutral, color="#48536a", linewidth=1)
+    axis.axvline(1 if log else 0, color="#48536a", linewidth=1)  # no effect
     if log:
         axis.set_xscale("log")
     for row, (label, paper, ours, interval) in enumerate(rows):
@@ -314,7 +310,7 @@ def gains_and_costs(groups: Mapping[str, Sequence[tuple[str, Effect]]]) -> Figur
             (label + _in_words(paper, ours, points), paper, ours, interval)
             for label, paper, ours, interval in rows
         ]
-        _draw_effects(axis, labelled, 0 if points else 1, not points, groups)
+        _draw_effects(axis, labelled, groups, log=not points)
         axis.set_title(_EFFECT_PANELS[kind], loc="left", fontsize=11, fontweight="bold")
         axis.set_xlabel("points" if points else "")
     legend_below(figure, 3, ("paper", "ours"))

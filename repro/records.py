@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
-from types import NoneType
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from repro import paths
 from repro.measure.files import regular, replacing
@@ -115,16 +115,12 @@ def _is_time(text: str) -> bool:
     return False
 
 
-# The types of a record's fields, and what else readers need of some.
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("key", "paper", "experiment", "status", "command"), (str,)),
-    **dict.fromkeys(("started", "finished"), (str,)),
-    **dict.fromkeys(("error", "commit", "code"), (str, NoneType)),
-    **dict.fromkeys(("schema", "version", "seed"), (int,)),
-    **dict.fromkeys(("config", "metrics", "timings", "device", "versions"), (dict,)),
-    **dict.fromkeys(("dataset", "first_steps"), (dict, NoneType)),
-    "dirty": (bool, NoneType),
-    "peak_bytes": (int, NoneType),
+# The types of a record's fields, such as {dict, NoneType}, and what else readers need of some.
+_TYPES = {
+    name: {get_origin(kind) or kind for kind in (get_args(hint) or [hint])}
+    if isinstance(hint, UnionType)
+    else {get_origin(hint) or hint}
+    for name, hint in get_type_hints(Record).items()
 }
 _DATA = dict.fromkeys(("name", "fingerprint", "provenance", "kind"), str)
 _STEPS = {"losses": list, "digest": str, "norm": float, "instructions": str}
@@ -258,13 +254,12 @@ class RecordStore:
 
     def read(self, paper: str) -> tuple[list[Record], list[RecordError]]:
         """Return a paper's records, oldest first, and an error for each that cannot be read."""
-        singles, problems = [], []
+        singles: list[Record] = []
+        problems: list[RecordError] = []
         for path in self.singles(paper):
-            try:
-                singles.append(read_record(path, paper))
-            except RecordError as error:
-                if os.path.lexists(path):  # else it was packed meanwhile
-                    problems.append(error)
+            held, faults = _read(path, paper)
+            singles += held
+            problems += faults if os.path.lexists(path) else ()  # else it was packed meanwhile
         # Last, so that a record that was packed meanwhile is seen.
         packed, wrong = _read(self.packed(paper), paper)
         records = {record.key: record for record in [*packed, *singles]}

@@ -8,16 +8,13 @@ formula.
 import base64
 import html
 import io
-import re
+import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 DASH = "–"
@@ -45,6 +42,8 @@ class Summary:
     @classmethod
     def of(cls, values: Iterable[float]) -> "Summary":
         """Summarise values; n = 0 gives NaN."""
+        import numpy as np
+
         array = np.asarray(list(values), dtype=float)
         mean = float(array.mean()) if len(array) else float("nan")
         return cls(len(array), mean, float(array.std(ddof=1)) if len(array) > 1 else float("nan"))
@@ -53,7 +52,7 @@ class Summary:
         """Return ``mean ± std``, or only the mean if n is 1."""
         if self.n == 0:
             return DASH
-        spread = "" if np.isnan(self.std) else f" ± {self.std:.{digits}f}"
+        spread = "" if math.isnan(self.std) else f" ± {self.std:.{digits}f}"
         return f"{self.mean:.{digits}f}{spread}"
 
 
@@ -88,11 +87,19 @@ _ENTITIES = {character: f"&#{ord(character)};" for character in "&<>`*_[]~|"}
 _ENTITIES |= {character: f"<span>&#{ord(character)};</span>" for character in "$\\"}
 
 
-def markdown_table(frame: "pd.DataFrame") -> str:
-    """Return a data frame as a Markdown table with escaped text."""
-    head = "|".join(map(markdown, map(str, frame.columns)))
-    rows = ["|".join(map(markdown, map(cell_text, row))) for row in frame.itertuples(index=False)]
-    return "\n".join(f"|{row}|" for row in [head, "|".join(["---"] * frame.shape[1]), *rows])
+def cells_of(
+    rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None
+) -> dict[str, list[str]]:
+    """Return the cells of a table as text, by column: all in their first order, or these."""
+    named = columns or dict.fromkeys(column for row in rows for column in row)
+    return {column: [cell_text(row.get(column)) for row in rows] for column in named}
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None) -> str:
+    """Return a table as Markdown with escaped text; see `cells_of`."""
+    cells = cells_of(rows, columns)
+    lines = [cells, ["---"] * len(cells), *zip(*cells.values(), strict=True)]
+    return "\n".join(f"|{'|'.join(map(markdown, line))}|" for line in lines)
 
 
 def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
@@ -100,30 +107,41 @@ def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
     return "Failed" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
 
 
-def to_html(frame: "pd.DataFrame") -> str:
-    """Return a data frame as an HTML table with escaped text."""
-    cells = frame.map(cell_text).rename(columns=lambda name: printable(str(name)))
-    # A notebook treats text between dollars as a formula, even in tables.
-    return _alone(cells.to_html(index=False, border=0, classes="repro", justify="left"))
+@dataclass(frozen=True)
+class Shown:
+    """Content of a notebook: HTML on screen, otherwise text."""
 
-
-class TableView:
-    """A data frame for a notebook: HTML on screen, otherwise one line of text per row."""
-
-    def __init__(self, frame: "pd.DataFrame") -> None:
-        self.frame = frame
+    said: str
+    page: str
 
     def __repr__(self) -> str:
-        # Not aligned: most of a notebook would be blanks beside long evidence.
-        rows = [self.frame.columns, *self.frame.map(cell_text).itertuples(index=False)]
-        return "\n".join(" | ".join(map(str, row)) for row in rows)
+        return self.said
 
     def _repr_html_(self) -> str:
-        page = re.sub(r">\s+<", "><", to_html(self.frame))  # a notebook holds thousands of cells
-        for word in VERDICT_COLOURS if "verdict" in self.frame.columns else ():
-            page = page.replace(f"<td>{word}</td>", f"<td>{badge(word)}</td>")
+        return self.page
+
+
+def shown_table(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None) -> Shown:
+    """Return a table with escaped text, as text one line per row; see `cells_of`."""
+    cells = cells_of(rows, columns)
+    lines = [(*cells,), *zip(*cells.values(), strict=True)]
+
+    def content(text: str) -> str:
+        if "verdict" in cells and text in VERDICT_COLOURS:
+            return badge(text)
+        # A notebook treats text between dollars as a formula, even in tables.
+        return _alone(html.escape(printable(text).strip(), quote=False))
+
+    def line(texts: Iterable[str], kind: str) -> str:
         # An untrusted notebook loses its style sheets, but keeps these styles.
-        return re.sub("<(t[dh])>", r'<\1 style="text-align:left;vertical-align:top">', page)
+        look = 'style="text-align:left;vertical-align:top"'
+        return "".join(f"<{kind} {look}>{content(text)}</{kind}>" for text in texts)
+
+    page = f'<thead><tr style="text-align: left;">{line(cells, "th")}</tr></thead><tbody>'
+    page += "".join(f"<tr>{line(texts, 'td')}</tr>" for texts in lines[1:])
+    # Not aligned: most of a notebook would be blanks beside long evidence.
+    said = "\n".join(map(" | ".join, lines))
+    return Shown(said, f'<table class="dataframe repro">{page}</tbody></table>')
 
 
 def setting(row: Mapping[str, str]) -> str:
@@ -131,65 +149,34 @@ def setting(row: Mapping[str, str]) -> str:
     return "" if row["verdict"] == "not run" else f" ({row['setting']})"
 
 
-class VerdictList:
-    """Claims after their verdicts, for display above a figure in a notebook."""
-
-    def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
-        self.rows = rows
-
-    def __repr__(self) -> str:
-        return "\n".join(
-            f"[{row['verdict']}] {printable(row['claim'])}{setting(row)}" for row in self.rows
-        )
-
-    def _repr_html_(self) -> str:
-        return "".join(
-            f"<div>{badge(row['verdict'])}&ensp;{_escaped(row['claim'])} "
-            f"<small>{html.escape(setting(row))}</small></div>"
-            for row in self.rows
-        )
+def shown_verdicts(rows: Sequence[Mapping[str, str]]) -> Shown:
+    """Return claims after their verdicts, for display above a figure."""
+    lines = [f"[{row['verdict']}] {printable(row['claim'])}{setting(row)}" for row in rows]
+    blocks = [
+        f"<div>{badge(row['verdict'])}&ensp;{_escaped(row['claim'])} "
+        f"<small>{html.escape(setting(row))}</small></div>"
+        for row in rows
+    ]
+    return Shown("\n".join(lines), "".join(blocks))
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure as HTML, with its description as text."""
-
-    png: bytes
-    said: str
-
-    def __repr__(self) -> str:
-        return self.said
-
-    def _repr_html_(self) -> str:
-        data = base64.b64encode(self.png).decode()
-        alt = html.escape(self.said, quote=True)
-        return f'<p><img src="data:image/png;base64,{data}" alt="{alt}" width="850"></p>'
+def picture(png: bytes, said: str) -> Shown:
+    """Return a figure with its description."""
+    data, alt = base64.b64encode(png).decode(), html.escape(said, quote=True)
+    return Shown(said, f'<p><img src="data:image/png;base64,{data}" alt="{alt}" width="850"></p>')
 
 
-Part = TableView | VerdictList | Picture | str
-
-
-class Folded:
-    """A notebook's content behind one line, which opens it.
-
-    Args:
-        title: The line.
-        parts: Tables, verdicts, pictures, or paragraphs of text.
-    """
-
-    def __init__(self, title: str, *parts: Part) -> None:
-        self.title, self.parts = title, parts
-
-    def __repr__(self) -> str:
-        parts = [printable(part) if isinstance(part, str) else str(part) for part in self.parts]
-        return "\n\n".join([printable(self.title), *parts])
-
-    def _repr_html_(self) -> str:
-        shown = "".join(
-            f"<p>{_escaped(part)}</p>" if isinstance(part, str) else part._repr_html_()
-            for part in self.parts
-        )
-        return f"<details><summary>{_escaped(self.title)}</summary>{shown}</details>"
+def folded(title: str, *parts: Shown | str) -> Shown:
+    """Return tables, verdicts, pictures or paragraphs of text behind one line, which opens them."""
+    shown = [
+        Shown(printable(part), f"<p>{_escaped(part)}</p>") if isinstance(part, str) else part
+        for part in parts
+    ]
+    page = "".join(part.page for part in shown)
+    return Shown(
+        "\n\n".join([printable(title), *(part.said for part in shown)]),
+        f"<details><summary>{_escaped(title)}</summary>{page}</details>",
+    )
 
 
 def _escaped(text: str) -> str:
@@ -213,7 +200,7 @@ def badge(word: str) -> str:
 
 def cell_text(value: Any) -> str:
     """Return a cell as text: a dash for a missing value, control characters written out."""
-    if value is None or (isinstance(value, float) and np.isnan(value)):
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return DASH
     return f"{value:g}" if isinstance(value, float) else printable(str(value))
 

@@ -8,7 +8,20 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from repro.report import cell_text, printable
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from repro.report import cells_of, printable
 
 WIDE = 180  # columns of prose and tables in a pipe, which has no width of its own
 NARROW = 40
@@ -23,48 +36,38 @@ def width() -> int | None:
     return max(NARROW, shutil.get_terminal_size((100, 24)).columns)
 
 
-class Bar:
+class Bar(Progress):
     """A progress bar of `total` steps on the standard error stream.
 
     No thread redraws it, which would slow the measured work.
     """
 
     def __init__(self, name: str, total: int, shown: bool) -> None:
-        from rich import progress
-        from rich.console import Console
-
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("{task.fields[now]}", markup=False),
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[now]}", markup=False),
             console=Console(stderr=True, highlight=False, markup=False, emoji=False),
             auto_refresh=False,
             redirect_stdout=False,
             redirect_stderr=False,
             disable=not shown,
         )
-        self._task = self._progress.add_task(name, total=total, now="")
+        self._only = self.add_task(name, total=total, now="")
 
-    def __enter__(self) -> "Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self) -> None:
+    def step(self) -> None:
         """Note that a step is done."""
-        self._progress.update(self._task, advance=1, refresh=True)
+        self.update(self._only, advance=1, refresh=True)
 
     def say(self, text: str) -> None:
         """Name the current step beside the bar."""
-        self._progress.update(self._task, now=printable(text), refresh=True)
+        self.update(self._only, now=printable(text), refresh=True)
 
     def write(self, line: str) -> None:
         """Write a line above the bar, unbroken."""
-        self._progress.console.print(line, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
 
 def prose(text: str, indent: str = "") -> str:
@@ -87,13 +90,12 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "", most: int | None =
         most: How many rows all tables have together; a line says how many ``--evidence`` adds.
     """
     limit = width()
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    cells = {column: [cell_text(row.get(column)) for row in rows] for column in columns}
-    least = {column: _least_width(column, cells[column], limit) for column in columns}
+    cells = cells_of(rows)
+    least = {column: _least_width(column, cells[column], limit) for column in cells}
     keys = _telling_apart(cells, limit)
     tight = least | keys if limit and _taken(least, keys) > limit // 2 else least
     parts: list[list[str]] = [[]]
-    for column in columns:
+    for column in cells:
         own = tight if parts[1:] else least
         if limit and parts[-1] and _taken(own, [*parts[-1], column]) > limit:
             parts.append([*keys])
@@ -135,8 +137,6 @@ def _least_width(
     column: str, texts: Sequence[str], limit: int | None, sentence: int = _SENTENCE
 ) -> int:
     """The width in which no word is folded, no number with its deviation, and no short cell."""
-    from rich.cells import cell_len
-
     whole = (text.replace(" ± ", "\xa0±\xa0") for text in texts)
     words = [word for text in (column, *whole) for word in re.split("[ \t\n]", text)]
     least = max(cell_len(word) for word in words)
@@ -149,12 +149,6 @@ def _is_number(text: str) -> bool:
 
 
 def _drawn(cells: Mapping[str, Sequence[str]], least: Mapping[str, int], limit: int | None) -> str:
-    from rich import box
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     texts_wide = {
         column: max(cell_len(line) for text in texts for line in text.split("\n"))
         for column, texts in cells.items()

@@ -306,7 +306,7 @@ def test_what_is_no_record_stops_no_status_and_is_not_overwritten(
     monkeypatch.setenv("REPRO_RESULTS", str(results_folder))  # the fixture `run` has set its own
     paper = load_paper("mbs")
     runs = paper.artefacts["figure2"].runs("smoke", arguments.choose_datasets(paper, "smoke"))
-    (step,) = running._steps(paper, runs, running.Setting("smoke", "cpu"))
+    (step,) = running._steps(paper, runs, running.Setting("smoke", "cpu"), {})
     store = local_store("smoke")
     good = make_record("timeline", key=step.key, config=step.run.config)
     path = store.write(good)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from commands import command_line
 
-from repro import notebooks, paths
+from repro import notebooks, paths, report
 from repro.experiments import arguments, golden, load_paper, showing
 from repro.records import CorruptRecordWarning
 
@@ -338,8 +338,8 @@ class TestPlantedRecords:
         for item in shown:
             if type(item).__name__ == "Markdown":
                 texts.append(check_page(filters.markdown2html(item.data)))
-            elif type(item).__name__ in ("TableView", "Folded"):
-                texts.append(check_page(item._repr_html_()))
+            elif isinstance(item, report.Shown):
+                texts.append(check_page(item.page))
                 assert all(c.isprintable() or c == "\n" for c in repr(item))
         assert sum(SEEN in text for text in texts) >= 2
 

@@ -15,9 +15,9 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.design import SETTINGS
 from repro.experiments.judge import WORDS
 from repro.experiments.query import find_source, results_of
-from repro.experiments.summary import of_papers, verdicts
 from repro.experiments.together import limit
-from repro.report import TableView
+from repro.experiments.view import of_papers, verdicts
+from repro.report import shown_table
 
 REFRESH = runpy.run_path(str(paths.ROOT / "docs" / "refresh.py"))
 PAGES = {
@@ -68,7 +68,7 @@ def numbers_of(name: str) -> frozenset[float]:
     artefact = source.paper.artefacts[artefact_name]
     results = results_of(artefact, source)
     shown = filter(None, (results, results.gpu))
-    texts = [repr(TableView(artefact.table(of))) for of in shown]
+    texts = [shown_table(list(artefact.rows(of))).said for of in shown]
     texts += [row["evidence"] for row in verdicts(source.paper, artefact, results)]
     return frozenset(value(number) for text in texts for number in _NUMBER.findall(text))
 

@@ -11,8 +11,8 @@ import repro.dualbatch
 import repro.mbs
 import repro.microconv
 from repro import paths
-from repro.experiments import doctor, self_tests
-from repro.experiments.self_tests import TESTS, SelfTest
+from repro.experiments import doctor
+from repro.experiments.doctor import TESTS, SelfTest
 from repro.measure import accelerator
 from repro.outofcore.host import HostStore
 from repro.outofcore.native import ChunkedMemory
@@ -60,7 +60,7 @@ def test_each_self_test_finds_a_planted_fault(monkeypatch, number):
         (repro.microconv, "tune", wrong),
     )
     monkeypatch.setattr(*faults[number])
-    checked = self_tests.run(TESTS[number], "cpu")
+    checked = doctor.self_test(TESTS[number], "cpu")
     assert checked["status"] == "failed" and checked["why"], checked
 
 
@@ -69,8 +69,8 @@ def test_an_error_is_a_result_and_nan_fails():
         raise errors.pop()
 
     errors = [ImportError("libfoo.so"), RuntimeError("the kernel\nis not there")]
-    found = [self_tests.run(SelfTest("mbs", "text", 0.0, fail), "cpu") for _ in range(2)]
-    found.append(self_tests.run(SelfTest("mbs", "text", 1.0, lambda device: math.nan), "cpu"))
+    found = [doctor.self_test(SelfTest("mbs", "text", 0.0, fail), "cpu") for _ in range(2)]
+    found.append(doctor.self_test(SelfTest("mbs", "text", 1.0, lambda device: math.nan), "cpu"))
     assert [(one["status"], one["why"].partition(", ")[0]) for one in found] == [
         ("failed", "RuntimeError: the kernel"), ("failed", "ImportError: libfoo.so"),
         ("failed", "differs by nan"),
@@ -90,7 +90,7 @@ class TestReport:
         def broken(*arguments):
             raise RuntimeError("driver shutting down")
 
-        monkeypatch.setattr(self_tests, "TESTS", ())
+        monkeypatch.setattr(doctor, "TESTS", ())
         for name in ("device_facts", "data_found"):
             monkeypatch.setattr(doctor, name, broken)
         findings = doctor.examine("cpu")
@@ -103,7 +103,7 @@ class TestReport:
         monkeypatch.delenv("REPRO_DATA", raising=False)
         monkeypatch.setattr(paths, "ROOT", tmp_path)
         monkeypatch.setitem(doctor._OPTIONAL, "no_such_module", "sparkle")
-        monkeypatch.setattr(self_tests, "TESTS", (TESTS[4],))
+        monkeypatch.setattr(doctor, "TESTS", (TESTS[4],))
         findings = doctor.examine("cpu")
         assert findings["selftests"][0]["status"] == "not run" and not doctor.broken(findings)
         advice = {one["what"]: one["do"] for one in findings["to_do"]}

@@ -4,7 +4,6 @@ import ast
 import asyncio
 import base64
 import json
-import os
 import re
 import struct
 import sys
@@ -15,7 +14,8 @@ from typing import Any
 import pytest
 
 from repro import notebooks, paths
-from repro.experiments import PAPERS, UsageError, load_paper, story, summary
+from repro.experiments import PAPERS, UsageError, load_paper, story, view
+from repro.report import Shown, cells_of
 
 FOLDER = paths.ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -242,8 +242,7 @@ class TestRunner:
     def test_execute(self, folder, results_folder, tmp_path, monkeypatch):
         pytest.importorskip("papermill")
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("REPRO_DATA", ".")  # where this is typed, not where the kernel runs
-        code = "import os; print(profile, count, os.environ['REPRO_DATA'])"
+        code = "import os; print(profile, count, os.getcwd())"  # a relative $REPRO_DATA holds
         path = tiny(folder, code=code)
         given = path.read_bytes()
         outcome = notebooks.execute(path, {"count": "3"})
@@ -251,7 +250,7 @@ class TestRunner:
         target = results_folder / "local" / "notebooks" / "01_tiny.ipynb"
         shown = f"view 3 {tmp_path}"
         assert shown in target.read_text() and shown in target.with_suffix(".html").read_text()
-        assert path.read_bytes() == given and os.environ["REPRO_DATA"] == "."
+        assert path.read_bytes() == given
         tiny(folder, code="1 / 0")
         outcome = notebooks.execute(path, {})
         assert outcome.failed and "FAILED, ZeroDivisionError" in outcome.text
@@ -308,32 +307,37 @@ class TestSession:
         for name, artefact in session.paper.artefacts.items():
             shown.clear()
             session.show(name)
-            kinds = [type(item).__name__ for item in shown]
-            checked = summary.checks(artefact, session.results(name))
+            kinds = [
+                item.page[1:8].partition(" ")[0].partition(">")[0]
+                if isinstance(item, Shown)
+                else type(item).__name__
+                for item in shown
+            ]
+            checked = view.checks(artefact, session.results(name))
             failed = any(row["holds"] == "NO" for row in checked)
-            table = artefact.table(session.results(name))
-            is_open = not artefact.draw and len(table) <= 9 and len(table.columns) <= 6
-            folded = bool((len(table) and not is_open) or checked or len(artefact.claims) > 3)
+            rows = list(artefact.rows(session.results(name)))
+            is_open = not artefact.draw and len(rows) <= 9 and len(cells_of(rows)) <= 6
+            folded = bool((rows and not is_open) or checked or len(artefact.claims) > 3)
             assert kinds == [
-                *["VerdictList"] * bool(artefact.claims),
+                *["div"] * bool(artefact.claims),
                 *["Image"] * (bool(artefact.draw) and name != "table4"),  # shown at the top
                 "Markdown",
-                *["TableView"] * is_open,
-                *["Folded"] * folded,
-                *["TableView"] * failed,
+                *["table"] * is_open,
+                *["details"] * folded,
+                *["table"] * failed,
             ]
         shown.clear()
         session.appendix()
         setup, claims, *_, records = map(str, shown)
         where = "reference records, cpu-2-cores, profile smoke"
         assert setup.startswith("Setup") and where in setup
-        papers = len(summary.of_papers(summary.paper_verdicts(session.source)))
+        papers = len(view.of_papers(view.paper_verdicts(session.source)))
         assert claims.startswith(f"{papers} claims, 2 questions of our own")
         assert f" records: {where}" in records
         shown.clear()
         session.fold("figure2", "table2")
-        assert [item.title.partition(":")[0] for item in shown] == ["Figure 2", "Table 2"]
-        assert all("<details><summary>" in item._repr_html_() for item in shown)
+        assert [item.said.partition(":")[0] for item in shown] == ["Figure 2", "Table 2"]
+        assert all("<details><summary>" in item.page for item in shown)
         assert sorted(results_folder.rglob("*")) == before
 
     @pytest.mark.parametrize(

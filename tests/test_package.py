@@ -39,8 +39,7 @@ ONLY_CUDA = {
     "repro.measure.memory": "cuBLAS' workspaces",
     "repro.measure.precision": "TF32",
     "repro.measure.timing": "NVML",
-    "repro.experiments.doctor": "versions of CUDA and ROCm",
-    "repro.experiments.self_tests": "the driver's virtual memory",
+    "repro.experiments.doctor": "versions of CUDA and ROCm, the driver's virtual memory",
 }
 
 

@@ -46,17 +46,17 @@ FRAME = pd.DataFrame(
 
 class TestTables:
     def test_html_is_escaped_and_not_cut(self):
-        text = report.to_html(FRAME)
+        text = report.shown_table(FRAME.to_dict("records")).page
         assert "<b>" not in text and "&lt;b&gt;U-Net&lt;/b&gt; &amp; co" in text
         assert ("long " * 100).strip() in text and "..." not in text
         assert text.count("<tr") == 3 and text.count(DASH) == 2
         assert "1.25" in text and "NaN" not in text and "None" not in text
-        columns = report.to_html(pd.DataFrame({"<i>": [1]}))
+        columns = report.shown_table([{"<i>": 1}]).page
         assert "<i>" not in columns
 
     def test_markdown_has_a_line_for_each_row(self):
-        frame = pd.DataFrame({"a|b": ["<i>", None], "evidence": ["one 1 < 2; two\n", "x|y"]})
-        head, rule, *rows = report.markdown_table(frame).splitlines()
+        table = [{"a|b": "<i>", "evidence": "one 1 < 2; two\n"}, {"evidence": "x|y"}]
+        head, rule, *rows = report.markdown_table(table).splitlines()
         assert head == "|a&#124;b|evidence|" and rule == "|---|---|"
         assert rows == ["|&#60;i&#62;|one 1 &#60; 2; two|", f"|{DASH}|x&#124;y|"]
 
@@ -65,15 +65,15 @@ class TestTables:
             {"verdict": word, "claim": f"{word} costs 5 $ <b>", "setting": "smaller"}
             for word in WORDS
         ]
-        page = report.VerdictList(rows)._repr_html_()
-        table = report.TableView(pd.DataFrame(rows))._repr_html_()
+        page = report.shown_verdicts(rows).page
+        table = report.shown_table(rows).page
         for word in WORDS:
             background, ink = report.VERDICT_COLOURS[word]
             mark = f"background-color: {background}; color: {ink}"
             assert page.count(mark) == table.count(mark) == 1
         assert "<b>" not in page and "$ <" not in page
-        shown = repr(report.VerdictList(rows[:1]))
-        assert shown == "[reproduced] reproduced costs 5 $ <b> (smaller)"
+        said = repr(report.shown_verdicts(rows[:1]))
+        assert said == "[reproduced] reproduced costs 5 $ <b> (smaller)"
 
 
 class TestTextsAreShownAsTheyAre:

@@ -8,7 +8,7 @@ import torch
 from skimage.metrics import peak_signal_noise_ratio
 from torch import nn
 
-from repro.restoration import evaluate_psnr, psnr
+from repro.training import evaluate_psnr, psnr
 
 
 def pair(*shape, seed=0):

@@ -9,9 +9,10 @@ from commands import command_line
 
 from repro import __main__ as cli
 from repro import paths, terminal
-from repro.experiments import PAPERS, load_paper, showing, summary
+from repro.experiments import PAPERS, load_paper, showing, view
 from repro.experiments.design import claims_of
 from repro.experiments.judge import Estimate
+from repro.report import cells_of
 
 ROWS = [
     {"model": "ResNet-50", "ours (%)": "87.16 ± 0.33", "evidence": "one; " + "long " * 30, "n": 3},
@@ -125,11 +126,11 @@ class TestAt100Columns:
                 text = showing.text(source, artefact, results)
                 assert max(map(len, text.splitlines())) <= width and "…" not in text
             flat = " ".join(text.split())
-            for name in artefact.table(results).columns:
+            for name in cells_of(list(artefact.rows(results))):
                 assert all(word in flat for word in name.split()), (artefact.name, name)
-            for row in summary.verdicts(source.paper, artefact, results):
+            for row in view.verdicts(source.paper, artefact, results):
                 written = claims_of(paper)[artefact.name][row["key"].rpartition(".")[2]]
-                _, verdict, used = summary.judged(artefact, written, results)
+                _, verdict, used = view.judged(artefact, written, results)
                 after = flat.partition(f": {' '.join(row['claim'].split())} ")[2]
                 if verdict.word == "not run":
                     reason = re.split(r";| \[", verdict.evidence)[0]
@@ -179,7 +180,7 @@ def test_lines_beside_a_bar_are_whole_and_the_cursor_comes_back(columns, monkeyp
     line = f"run [red] failed :smile: {'long ' * 40}"
     with pytest.raises(KeyboardInterrupt), terminal.Bar("mbs", 2, shown=True) as bar:
         bar.say("run [bold]")
-        bar.advance()
+        bar.step()
         bar.write(line)
         raise KeyboardInterrupt
     shown = stream.getvalue()

@@ -17,7 +17,6 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
-from repro import paths
 from repro.datasets.decoding import Encoded
 from repro.datasets.image_data import (
     CorruptDatasetError,
@@ -26,7 +25,7 @@ from repro.datasets.image_data import (
     digest,
     tensor_digest,
 )
-from repro.measure.files import regular, replacing
+from repro.measure.files import cache_folder, regular, replacing
 from repro.measure.host import memory_bytes
 
 SPLITS = ("train", "val", "test")
@@ -153,7 +152,7 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
         DatasetError: The set cannot be kept.
     """
     try:
-        path = paths.cache_dir() / f"{stem}.pt"
+        path = cache_folder() / f"{stem}.pt"
     except OSError as error:
         raise DatasetError(f"there is no place for decoded datasets: {error}") from error
     try:

@@ -84,7 +84,7 @@ def load(
 
     Searched in order: `root`, `$REPRO_DATA`, `./data`, each for the layouts listed in
     `data/README.md`; then a download if torchvision has one. The decoded set is cached in
-    `repro.paths.cache_dir()` and memory-mapped the next time.
+    `repro.measure.files.cache_folder()` and memory-mapped the next time.
 
     Args:
         name: One of `NAMES`.

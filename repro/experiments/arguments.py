@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -130,16 +131,20 @@ def choose_datasets(
     return chosen
 
 
-def plan(
-    paper: Paper, artefacts: Iterable[Artefact], profile: str, chosen: Mapping[str, str]
-) -> list[Run]:
-    """Return the runs that the artefacts need, each once."""
-    return list(
-        dict.fromkeys(run for artefact in artefacts for run in artefact.runs(profile, chosen))
-    )
-
-
 Choices = Sequence[tuple[str, str]]
+
+
+def plan(
+    paper: Paper,
+    artefacts: Iterable[Artefact],
+    profile: str,
+    chosen: Mapping[str, str],
+    changes: Choices = (),
+    kept: Choices = (),
+) -> list[Run]:
+    """Return the runs that the artefacts need, each once; see `with_changes` and `only`."""
+    runs = [run for artefact in artefacts for run in artefact.runs(profile, chosen)]
+    return only(with_changes(paper, runs, changes), kept)
 
 
 def parse_choices(texts: Sequence[str] | None) -> Choices:
@@ -161,7 +166,7 @@ def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
     kept = list(runs)
     for key in dict.fromkeys(key for key, _ in choices):
         wanted = [value for name, value in choices if name == key]
-        values = {run: _text(value_of(run, key)) for run in runs if value_of(run, key) is not ...}
+        values = {r: _text(found) for r in runs if (found := value_at(r.config, key)) is not ...}
         for value in wanted:
             if value not in values.values():
                 known = ", ".join(dict.fromkeys(values.values()))
@@ -171,19 +176,21 @@ def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
     return kept
 
 
-def value_of(run: Run, key: str) -> Any:
-    """Return the value of a configuration at a key, or ``OUTER.INNER``; ``...`` for none."""
-    value: Any = run.config
+def value_at(config: Any, key: str) -> Any:
+    """Return the value at a key such as ``optimizer.rate`` or ``sizes.0``; ``...`` for none."""
     for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
+        try:
+            config = config[int(part) if isinstance(config, list) else part]
+        except (LookupError, TypeError, ValueError):
             return ...
-        value = value[part]
-    return value
+    return config
 
 
-def _with(config: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+def _with(config: Any, key: str, value: Any) -> Any:
     outer, dot, inner = key.partition(".")
-    return {**config, outer: _with(config[outer], inner, value) if dot else value}
+    changed, place = copy(config), int(outer) if isinstance(config, list) else outer
+    changed[place] = _with(config[place], inner, value) if dot else value
+    return changed
 
 
 def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Run]:
@@ -192,7 +199,7 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
     A key may be ``OUTER.INNER``; a value is read as JSON where it is such.
     """
     for key, text in choices:
-        present = [value for run in runs if _is_plain(value := value_of(run, key))]
+        present = [value for run in runs if _is_plain(value := value_at(run.config, key))]
         if not present:
             raise UsageError(f"no run of the plan has a {key!r} to set; {_keys_advice(runs)}")
         if sum(key == other for other, _ in choices) > 1:
@@ -200,7 +207,7 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
         value = _checked(key, text, present, paper.options.get(key))
         runs = [
             replace(run, config=_with(run.config, key, value))
-            if _is_plain(value_of(run, key))
+            if _is_plain(value_at(run.config, key))
             else run
             for run in runs
         ]

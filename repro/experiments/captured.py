@@ -127,34 +127,20 @@ class CapturedPasses:
         return _Graph(graph, inputs, targets, loss, [p.grad for p in self._parameters])
 
 
-class CapturedStep:
-    """A training step of `CapturedPasses` and the optimizer's update, one fused call.
+def captured_step(
+    passes: CapturedPasses, optimizer: torch.optim.Optimizer
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a training step of `passes` and the optimizer's update, one fused call.
 
-    Args:
-        model: See `CapturedPasses`, as for all the others.
-        loss_fn: Mean loss over a mini-batch.
-        optimizer: Made with ``fused=True`` on a GPU.
-        autocast: Type of the forward pass under autocast.
-        captured: Whether to capture.
-        channels_last: Layout of the inputs.
+    It returns the mean loss of its mini-batch, (), on the device. The optimizer is made with
+    ``fused=True`` on a GPU.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFunction,
-        optimizer: torch.optim.Optimizer,
-        autocast: torch.dtype | None = None,
-        captured: bool = True,
-        channels_last: bool = False,
-    ) -> None:
-        self.passes = CapturedPasses(model, loss_fn, autocast, captured, channels_last)
-        self._optimizer = optimizer
-
-    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Train on one mini-batch and return its mean loss, on the device."""
-        if not self.passes.captured:
-            self._optimizer.zero_grad(set_to_none=True)
-        loss = self.passes(inputs, targets)
-        self._optimizer.step()
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        if not passes.captured:
+            optimizer.zero_grad(set_to_none=True)
+        loss = passes(inputs, targets)
+        optimizer.step()
         return loss
+
+    return step

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
@@ -17,7 +18,6 @@ from repro.experiments.judge import Case, Cases, Estimate, Exact, NotRun, Part, 
 from repro.records import identity
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from repro.measure import Timing
@@ -360,12 +360,6 @@ class Artefact:
         """Return the runs it draws from; none under `long` where that has nothing to add."""
         return [] if profile == LONG and not self.long else list(self.plan(profile, chosen))
 
-    def table(self, results: Results) -> pd.DataFrame:
-        """Return its table."""
-        import pandas as pd
-
-        return pd.DataFrame(list(self.rows(results)), dtype=object)
-
     def caption(self, results: Results) -> str:
         """Return its lead, facts about its records, and how many are missing or failed."""
         if not results.records:
@@ -377,10 +371,9 @@ class Artefact:
         assert self.draw is not None, f"{self.name} has no figure"
         drawn = self.draw(results)
         if results.records:
-            from repro.experiments.view import signature
             from repro.plots import sign
 
-            sign(drawn, signature(results, self.caption(results)))
+            sign(drawn, results.signature(self.caption(results)))
         return drawn
 
     def judge(self, claim: Claim, results: Results) -> Verdict:
@@ -428,24 +421,12 @@ def artefact(
     return Artefact(name, lead=row["caption"], checks=facts, **texts, **functions)
 
 
-class _Artefacts(Mapping[str, Artefact]):
-    """A paper's artefacts, each question imported when it is asked for."""
-
-    def __init__(self, paper: str) -> None:
-        self.here, self.rows = f"repro.experiments.{paper}", paper_toml(paper)["artefacts"]
+class _Artefacts(UserDict[str, Any]):
+    """A paper's artefacts by name; each is ``module:name``, imported when it is asked for."""
 
     def __getitem__(self, name: str) -> Artefact:
-        found: Artefact = imported(f"{self.here}.{self.rows[name]['question']}")
+        found: Artefact = imported(self.data[name])
         return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.rows  # whether or not its question can be imported
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 @dataclass(frozen=True)
@@ -473,12 +454,15 @@ class Paper:
             timed = (*row.get("timed", ()), *content.get("timed", ()))  # of all experiments
             modules = {at: f"{here}.{row[at]}" for at in ("entry", "derive") if at in row}
             experiments[name] = Experiment(**{**row, **modules, "name": name, "timed": timed})
+        questions = {
+            name: f"{here}.{row['question']}" for name, row in content["artefacts"].items()
+        }
         datasets = content.get("datasets", {profile: {} for profile in COMPUTING_PROFILES})
         texts = {name: content[name] for name in ("title", "citation", "notebook")}
         return cls(
             key,
             experiments=experiments,
-            artefacts=_Artefacts(key),
+            artefacts=_Artefacts(questions),
             datasets=datasets,
             options=content.get("options", {}),
             **texts,

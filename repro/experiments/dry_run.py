@@ -167,8 +167,7 @@ def try_runs(
         )
     for paper, artefacts in named:
         chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
-        runs = arguments.plan(paper, artefacts, profile, chosen)
-        for run in arguments.only(arguments.with_changes(paper, runs, setting.changed), kept):
+        for run in arguments.plan(paper, artefacts, profile, chosen, setting.changed, kept):
             name = f"{paper.key} {run}"
             tell(name)
             result, peak = try_first_steps(paper, run)

@@ -1,17 +1,13 @@
 """A figure with sliders: live in a notebook, and computed beforehand for a page without a kernel.
 
 The text and the figure follow from choices. In a notebook `Explorer.show` computes them as they
-are asked for; `Explorer.write` computes a few choices of each control, for the site.
+are asked for; ``docs/explorers.py`` computes a few choices of each control, for the site.
 """
 
 import html
-import itertools
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
@@ -29,17 +25,6 @@ class Control:
     first: str  # the text that is chosen at first
     written: int = 1  # how many choices a page without a kernel offers; 1 leaves the first alone
     listed: bool = False  # whether it is a list that drops down
-
-    def few(self) -> list[str]:
-        """The choices of a page without a kernel: evenly spread, the first one among them."""
-        texts = list(self.choices)
-        if self.written == 1:
-            return [self.first]
-        last, steps = len(texts) - 1, min(self.written, len(texts)) - 1
-        places = [round(last * step / steps) for step in range(steps + 1)]
-        own = texts.index(self.first)
-        places[min(range(len(places)), key=lambda i: abs(places[i] - own))] = own
-        return [texts[place] for place in places]
 
 
 @dataclass(frozen=True)
@@ -80,52 +65,10 @@ class Explorer:
         with view:
             fill(said, figure)
         live = widgets.VBox([row, view])._repr_mimebundle_()
-        still = report.Picture(report.figure_png(figure), said)._repr_html_()
+        still = report.picture(report.figure_png(figure), said).page
         words = f"<pre>{html.escape(said)}</pre>"
         page = f'<div data-explorer="{self.name}">{words}{still}</div>'
         display({**live, "text/html": page, "text/plain": said}, raw=True)
-
-    def write(self, folder: Path, link: str) -> str:
-        """Write a picture for each of the few choices, and return the HTML that shows them.
-
-        Args:
-            folder: For the pictures.
-            link: From the page to that folder.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        few = {key: control.few() for key, control in self.controls.items()}
-        texts = {}
-        for chosen in itertools.product(*few.values()):
-            named = dict(zip(few, chosen, strict=True))
-            values = {key: self.controls[key].choices[text] for key, text in named.items()}
-            said, figure = self.computed(**values)
-            name = "-".join(str(few[key].index(text)) for key, text in named.items())
-            folder.joinpath(f"{name}.png").write_bytes(report.figure_png(figure, dpi=100))
-            texts[name] = said
-        inputs = [_input(control, few[key]) for key, control in self.controls.items()]
-        start = "-".join(str(few[k].index(control.first)) for k, control in self.controls.items())
-        shown = html.escape(texts[start])
-        return (
-            f'<div class="explorer" data-texts="{html.escape(json.dumps(texts))}" '
-            f'data-folder="{quote(link)}">{"".join(inputs)}<pre>{shown}</pre>'
-            f'<img src="{quote(link)}/{start}.png" alt="{shown}"></div>'
-        )
-
-
-def _input(control: Control, few: Sequence[str]) -> str:
-    """Return the HTML of a control with few choices."""
-    first, label = few.index(control.first), html.escape(control.label)
-    if control.listed:
-        options = "".join(
-            f"<option value={place}{' selected' * (place == first)}>{html.escape(text)}"
-            for place, text in enumerate(few)
-        )
-        return f"<label>{label} <select>{options}</select></label>"
-    shown = html.escape(json.dumps(few))
-    return (
-        f'<label{" hidden" * (len(few) == 1)}>{label} <input type="range" min="0" '
-        f'max="{len(few) - 1}" value="{first}" data-shown="{shown}"><output></output></label>'
-    )
 
 
 def _widget(control: Control) -> Any:

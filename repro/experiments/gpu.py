@@ -159,11 +159,10 @@ def plan(
         seeds = arguments.parse_seeds(piece.seeds)
         runs = [replace(run, seeds=seeds or run.seeds or SEEDS[profile]) for run in runs]
         recorded = _recorded(paper, profile, name)
-        lacking = [
-            replace(run, seeds=tuple(s for s in run.seeds or () if run.identity(s) not in recorded))
-            for run in runs
-        ]
-        left = [run for run in lacking if run.seeds]
+        left = []
+        for run in runs:
+            if lacking := [s for s in run.seeds or () if run.identity(s) not in recorded]:
+                left.append(replace(run, seeds=tuple(lacking)))
         without = [name for name in piece.data if name not in present]
         planned.append(Planned(piece, paper, runs, left, without))
     return planned

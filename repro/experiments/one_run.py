@@ -13,16 +13,14 @@ import gc
 import hashlib
 import json
 import os
-import signal
-import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from repro.console import noting_interrupts
 from repro.experiments.design import Outcome, Paper, UsageError
 from repro.records import Record, commit_state, library_versions, now
 
@@ -104,28 +102,8 @@ def carry_out(paper: Paper, step: Step, setting: Setting, stop: bool = False) ->
         started=started,
         finished=now(),
         command=setting.command(paper.key, asked_for),
-        first_steps=first.entry if first is not None and (status == "ok" or stop) else None,
+        first_steps=first if first and (status == "ok" or stop) else None,
     )
-
-
-@contextmanager
-def noting_interrupts() -> Iterator[list[int]]:
-    """Note every Ctrl-C inside: code that it ends may turn it into an error of its own."""
-    noted: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield noted  # it is another thread's, or ignored
-        return
-
-    def note(number: int, frame: Any) -> Any:
-        noted.append(number)
-        return before(number, frame)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def raise_if_no_result(problem: Exception, interrupted: Sequence[int]) -> None:
@@ -162,35 +140,28 @@ class Enough(BaseException):
     """All steps that were asked for were made; not an error, and nobody's to catch."""
 
 
-@dataclass
-class FirstSteps:
-    """The first steps of a training.
-
-    Attributes:
-        entry: The record's: the losses that were differentiated in each step (one, or one a
-            micro-batch), digest and norm of the parameters after the last one; None where no model
-            made enough steps.
-    """
-
-    entry: dict[str, Any] | None = None
-
-
 @contextmanager
-def recording(stop: bool = False) -> Iterator[FirstSteps]:
-    """Note the first steps of the training inside; with `stop` it ends with them."""
+def recording(stop: bool = False) -> Iterator[dict[str, Any]]:
+    """Note the first steps of the training inside; with `stop` it ends with them.
+
+    The record's entry is filled in: the losses that were differentiated in each step (one, or one a
+    micro-batch), digest and norm of the parameters after the last one. It stays empty where no
+    model made enough steps.
+    """
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    first, backward = FirstSteps(), torch.Tensor.backward
+    first: dict[str, Any] = {}
+    backward = torch.Tensor.backward
     pending: list[float] = []  # losses of the step under way
     # By model: a parameter, so that its address is not used again, and the losses of its steps.
     seen: dict[int, tuple[torch.Tensor, list[list[float]]]] = {}
 
     def watches() -> bool:
-        if first.entry is not None:
-            return False
         # CUDA graphs are CUDA's alone.
-        return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        return not first and not (
+            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        )
 
     def noting(loss: torch.Tensor, *arguments: Any, **options: Any) -> None:
         if loss.numel() == 1 and not loss.is_meta and watches():
@@ -205,7 +176,7 @@ def recording(stop: bool = False) -> Iterator[FirstSteps]:
         steps.append([*pending])
         pending.clear()
         if len(steps) == STEPS:
-            first.entry = _entry(parameters, steps)
+            first.update(_entry(parameters, steps))
             seen.clear()
             if stop:
                 raise Enough

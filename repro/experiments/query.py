@@ -6,13 +6,14 @@ own hides no reference of another run.
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.arguments import Choices, default_profile, value_of, with_changes
+from repro.experiments.arguments import Choices, default_profile, value_at, with_changes
 from repro.experiments.design import (
     COMPUTING_PROFILES,
     LONG,
@@ -25,13 +26,14 @@ from repro.experiments.design import (
     paper_toml,
 )
 from repro.experiments.judge import BySeed, NotRun
-from repro.records import Record, RecordStore, local_store, reference_stores
+from repro.records import Record, RecordStore, identity, local_store, reference_stores
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LOCAL = "local"
 HERE = "this machine"
+MARKS = ("SIMULATED", "ESTIMATED", "STAND-IN", "SYNTHETIC")
 
 
 class Results:
@@ -122,10 +124,56 @@ class Results:
         self.need(experiment, **config)
         return of_processes(self.ok(experiment, **config), several or self.profile == LONG)
 
+    def signature(self, said: str) -> str:
+        """Return the line in a figure that names devices, profile, data and n of these records.
+
+        Args:
+            said: Its caption, of which the `MARKS` are repeated.
+        """
+        records = self.records
+        parts = [f"Ours: {devices(records)}", f"profile {self.profile}"]
+        parts += sorted({record.dataset["name"] for record in records if record.dataset})
+        trained = [record for record in records if isinstance(record.config.get("epochs"), int)]
+        if trained:
+            most = "at most " * any(record.config.get("stop") for record in trained)
+            parts.append(f"{most}{_span({record.config['epochs'] for record in trained})} epochs")
+        # Runs planned once, such as those that run out of memory, do not count, nor do extra seeds.
+        once = {
+            run.identity(seed)
+            for run, seed in self.expected
+            if run.extra or (run.seeds is not None and len(run.seeds) == 1)
+        }
+        repeated = [r for r in records if r.status == "ok" and r.identity not in once] or records
+        counts = Counter(
+            identity(record.experiment, record.config, 0) for record in repeated
+        ).values()
+        # A measurement that starts its processes itself has a list of samples from each.
+        own = [len(samples) for r in repeated if (samples := r.metrics.get("samples_s"))]
+        parts.append(f"n = {_span(own if max(own, default=0) > max(counts) else counts)}")
+        return " · ".join([*parts, *(word for word in MARKS if word in said)])
+
     @property
     def missing(self) -> int:
         """How many runs have no record."""
         return len(self.expected) - len(self.records)
+
+
+def _span(numbers: Collection[int]) -> str:
+    return " to ".join(dict.fromkeys(f"{number:,}" for number in (min(numbers), max(numbers))))
+
+
+def device_name(record: Record) -> str:
+    """Return the device that a record was made on, a CPU with the threads that it ran on."""
+    name: str = record.device["name"]
+    threads = record.config.get("threads") or record.device.get("threads")
+    if record.device["type"] != "cpu" or not threads:
+        return name
+    return f"{name} ({threads} thread{'s' * (threads > 1)})"
+
+
+def devices(records: Sequence[Record]) -> str:
+    """Return the devices of records, each once."""
+    return ", ".join(sorted({device_name(record) for record in records}))
 
 
 def one_machine(records: Sequence[Record]) -> Sequence[Record]:
@@ -201,15 +249,11 @@ class Source:
         }
         return {origin: records for origin, records in current.items() if records}
 
-    def paths(self, records: Sequence[Record]) -> dict[int, Path]:
-        """Return the files of records, by the records' identity in memory."""
-        wanted = {id(record) for record in records}
-        return {
-            id(record): self.stores[origin].where(record)
-            for origin, held in self.records.items()
-            for record in held
-            if id(record) in wanted
-        }
+    def file_of(self, record: Record) -> Path:
+        """Return the file of one of its records."""
+        held = self.records.items()
+        origin = next(at for at, some in held if any(one is record for one in some))
+        return self.stores[origin].where(record)
 
     @property
     def label(self) -> str:
@@ -336,7 +380,7 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
     for chosen in _choices_of_data(source.paper, profile, records):
         runs = artefact.runs(profile, chosen)
         if changes:  # an artefact without the key is shown as it is
-            held = [(k, v) for k, v in changes if any(value_of(run, k) is not ... for run in runs)]
+            held = [c for c in changes if any(value_at(r.config, c[0]) is not ... for r in runs)]
             runs = with_changes(source.paper, runs, held)
         runs = [
             replace(run, seeds=tuple(dict.fromkeys((*PROCESSES, *seeds))))

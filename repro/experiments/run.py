@@ -73,9 +73,9 @@ class Setting:
             return run.seeds
         return self.seeds if self.seeds is not None else SEEDS[self.profile]
 
-    def wants(self, known: Record | None) -> bool:
-        """Whether a run with this record, or none, is to be computed."""
-        return known is None or (self.retry_failed and known.status == "failed")
+    def wants(self, step: "Step") -> bool:
+        """Whether a run is to be computed."""
+        return step.before is None or (self.retry_failed and step.before.status == "failed")
 
     def has_time(self, longest_s: float = 0.0) -> bool:
         """Whether another run may begin, given how long the longest took so far."""
@@ -85,12 +85,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Step:
-    """A run with one of its seeds, the key of its record, and whether it is a measurement."""
+    """A run with one of its seeds."""
 
     run: Run
     seed: int
-    key: str
-    measured: bool = False
+    key: str  # of its record
+    measured: bool = False  # whether it is a measurement
+    before: Record | None = None  # the record that it has already
 
     def __str__(self) -> str:
         return f"{self.run} seed {self.seed}"
@@ -147,9 +148,7 @@ def compute(
     plans = []
     for paper, artefacts in named:
         chosen = arguments.choose_datasets(paper, setting.profile, wanted, setting.root)
-        runs = arguments.plan(paper, artefacts, setting.profile, chosen)
-        runs = arguments.with_changes(paper, runs, setting.changed)
-        runs = arguments.only(runs, kept)
+        runs = arguments.plan(paper, artefacts, setting.profile, chosen, setting.changed, kept)
         plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
     if address is not None:
         if not any(
@@ -178,18 +177,15 @@ def compute(
     return failed
 
 
-def survey(
-    paper: Paper, runs: Sequence[Run], setting: Setting, store: RecordStore
-) -> tuple[list[Step], dict[str, Record]]:
-    """Return all steps of a plan, seed by seed, and the records that there are, by key.
+def survey(paper: Paper, runs: Sequence[Run], setting: Setting, store: RecordStore) -> list[Step]:
+    """Return all steps of a plan, seed by seed, with the records that there are.
 
     Where something is left to compute, a `RecordError` says that its records cannot be written, or
     that something else lies in the place of one.
     """
-    steps = _steps(paper, runs, setting)
     records, problems = store.read(paper.key)
-    known = {record.key: record for record in records}
-    missing = [step for step in steps if setting.wants(known.get(step.key))]
+    steps = _steps(paper, runs, setting, {record.key: record for record in records})
+    missing = [step for step in steps if setting.wants(step)]
     for step in missing:
         store.find(paper.key, step.run.experiment, step.key)
     if missing:
@@ -197,10 +193,12 @@ def survey(
         commit_state()
     for problem in problems:  # of files that are in nobody's way
         warnings.warn(str(problem), CorruptRecordWarning, stacklevel=2)
-    return steps, known
+    return steps
 
 
-def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
+def _steps(
+    paper: Paper, runs: Sequence[Run], setting: Setting, known: Mapping[str, Record]
+) -> list[Step]:
     from repro.measure import describe_device
 
     torch = library_versions().get("torch")
@@ -219,7 +217,7 @@ def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
                 fingerprint=data.fingerprint if data else None,
                 device=machine if measured else None,
             )
-            steps.setdefault(key, (place, Step(run, seed, key, measured)))
+            steps.setdefault(key, (place, Step(run, seed, key, measured, known.get(key))))
     # Seed 0 of all runs first: an interruption leaves complete tables.
     return [step for _, step in sorted(steps.values(), key=lambda item: item[0])]
 
@@ -252,7 +250,7 @@ def execute(
         # Such small models gain nothing from a second thread, and lose much to waiting for it
         # where another process wants the core.
         torch.set_num_threads(1)
-    steps, known = survey(paper, runs, setting, store)
+    steps = survey(paper, runs, setting, store)
     interactive = sys.stderr.isatty()
     with (
         Bar(paper.key, len(steps), shown=interactive) as bar,
@@ -260,10 +258,10 @@ def execute(
     ):
         left = {step.key: step for step in steps}
         say = bar.write if interactive else report
-        execution = _Execution(paper, setting, store, known, bar, say, interactive, left)
+        execution = _Execution(paper, setting, store, bar, say, interactive, left)
         for step in steps:
-            if not setting.wants(known.get(step.key)):
-                execution.account(step, (known[step.key], None))
+            if step.before and not setting.wants(step):
+                execution.account(step, (step.before, None))
         if workers:
             execution.share(workers)
         execution.finish(own)
@@ -277,7 +275,6 @@ class _Execution:
     paper: Paper
     setting: Setting
     store: RecordStore
-    known: Mapping[str, Record]  # by key, before
     bar: Bar
     report: Callable[[str], None]
     interactive: bool
@@ -297,7 +294,7 @@ class _Execution:
         if made is None:
             return
         del self.left[step.key]
-        self.bar.advance()
+        self.bar.step()
         if isinstance(made, LibraryMissing):
             if str(made) not in self.tally.left_out:
                 self._tell(f"left out, like all that need it: {made}", step)
@@ -323,12 +320,11 @@ class _Execution:
     def share(self, workers: Workers) -> None:
         """Give the missing runs that measure nothing to processes."""
         steps = [step for step in self.left.values() if not step.measured]
-        shared = [(step, self.known.get(step.key)) for step in steps]
-        if len(shared) < 2:
+        if len(steps) < 2:
             return
         work = partial(settle, self.paper, self.setting, self.store)
         try:
-            for (step, _), made in workers.map(work, shared, lambda _: self._has_time()):
+            for step, made in workers.map(work, steps, lambda _: self._has_time()):
                 self.account(step, made)
         except WorkerDied as died:
             self._tell(f"{died}; what is left is computed by this process")
@@ -340,7 +336,7 @@ class _Execution:
             for step in list(self.left.values()):
                 self.bar.say(str(step.run))
                 if self._has_time():
-                    self.account(step, self._made(step, self.known.get(step.key), own))
+                    self.account(step, self._made(step, own))
                 else:
                     self.tally.left += 1
                     del self.left[step.key]
@@ -350,36 +346,33 @@ class _Execution:
             if self.left:
                 time.sleep(POLL_S)
 
-    def _made(self, step: Step, before: Record | None, own: Workers) -> Made:
+    def _made(self, step: Step, own: Workers) -> Made:
         """Compute a run, under `long` a measurement in a process of its own."""
         work = partial(settle, self.paper, self.setting, self.store)
         shares = self.paper.experiments[step.run.experiment].shares
         if self.setting.profile == LONG and step.measured and not shares:
             try:
-                ((_, made),) = own.map(work, [(step, before)])
+                ((_, made),) = own.map(work, [step])
                 return made
             except WorkerDied as died:
                 self._tell(f"{died}; it is computed by this process", step)
-        return work((step, before))
+        return work(step)
 
 
-def settle(
-    paper: Paper, setting: Setting, store: RecordStore, work: tuple[Step, Record | None]
-) -> Made:
-    """Compute a run, with the record that it had before, and write its record.
+def settle(paper: Paper, setting: Setting, store: RecordStore, step: Step) -> Made:
+    """Compute a run and write its record.
 
     Returns the record and the seconds that it took, None where another process has made it since;
     the error where a library is not installed; nothing while another process computes it.
     """
     from repro.measure import accelerator
 
-    step, before = work
     path = store.path(paper.key, step.run.experiment, step.key)
     with accelerator.on(setting.device), locked(path) as mine:
         if not mine:
             return None
         existing = store.find(paper.key, step.run.experiment, step.key)
-        if existing is not None and existing != before:
+        if existing is not None and existing != step.before:
             return existing, None
         start = time.perf_counter()
         try:

@@ -8,8 +8,8 @@ from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 from repro import report
-from repro.experiments import arguments, load_paper, query, story, summary, view
-from repro.experiments.design import LONG, SETTINGS, Artefact
+from repro.experiments import arguments, load_paper, query, story, view
+from repro.experiments.design import LONG, SETTINGS, Artefact, paper_toml
 from repro.experiments.judge import WORDS
 from repro.experiments.query import LOCAL, Results
 from repro.experiments.run import Setting, compute
@@ -55,17 +55,15 @@ class Session:
             arguments.parse_seeds(seeds),
         )
         named = [(self.paper, list(self.paper.artefacts.values()))]
-        compute(named, setting, workers=1, tell=self._tell)
+        compute(
+            named, setting, workers=1, tell=lambda line: display(Markdown(report.markdown(line)))
+        )
         # Artefacts that `long` does not run may be a reference's.
         self.source = query.find_source(self.paper, profile, None if profile == LONG else LOCAL)
         # The text above this cell tells of the reference records.
         display(Markdown(story.opening(self.source)))
         opened = self.paper.artefacts[story.story_of(self.paper).figure]
         show_figure(opened.figure(self.results(opened.name)), opened.title)
-
-    @staticmethod
-    def _tell(line: str) -> None:
-        display(Markdown(report.markdown(line)))
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
@@ -79,54 +77,55 @@ class Session:
         """
         artefact, results = self.paper.artefacts[name], self.results(name)
         opened = name == story.story_of(self.paper).figure
-        table = artefact.table(results)
-        checked = summary.checks(artefact, results)
-        promised = {f"{self.paper.key}/{claim}" for _, claim in story.promises(self.paper.key)}
-        judged = summary.verdicts(self.paper, artefact, results)
+        rows = list(artefact.rows(results))
+        checked = view.checks(artefact, results)
+        promised = [
+            f"{self.paper.key}/{row['claim']}" for row in paper_toml(self.paper.key)["promises"]
+        ]
+        judged = view.verdicts(self.paper, artefact, results)
         judged.sort(key=lambda row: row["key"] not in promised)
         if judged:
-            display(report.VerdictList(judged[:MOST_VERDICTS]))
+            display(report.shown_verdicts(judged[:MOST_VERDICTS]))
         _show(artefact, results, drawn=not opened)
-        if not artefact.draw and len(table) <= 9 and len(table.columns) <= 6:
-            display(report.TableView(table))
-            table = table[:0]
-        parts: dict[str, report.Part] = {}
-        if len(table):
-            parts[f"table of {len(table)} rows"] = report.TableView(table)
+        if not artefact.draw and len(rows) <= 9 and len(report.cells_of(rows)) <= 6:
+            display(report.shown_table(rows))
+            rows = []
+        parts: dict[str, report.Shown] = {}
+        if rows:
+            parts[f"table of {len(rows)} rows"] = report.shown_table(rows)
         if checked:
-            parts[f"{len(checked)} checks"] = _rows(checked)
+            parts[f"{len(checked)} checks"] = report.shown_table(checked)
         if more := judged[MOST_VERDICTS:]:
-            parts[f"{len(more)} further claims"] = report.VerdictList(more)
+            parts[f"{len(more)} further claims"] = report.shown_verdicts(more)
         if parts:
-            display(report.Folded(", ".join(parts).capitalize(), *parts.values()))
+            display(report.folded(", ".join(parts).capitalize(), *parts.values()))
         if failed := [row for row in checked if row["holds"] == "NO"]:
-            display(_rows(failed))
+            display(report.shown_table(failed))
 
     def fold(self, *names: str) -> None:
         """Show artefacts behind a line each: verdicts, figure, caption, table, checks."""
         for name in names:
             artefact, results = self.paper.artefacts[name], self.results(name)
             title = f"{artefact.source}: {artefact.title}"
-            parts: list[report.Part] = []
-            if judged := summary.verdicts(self.paper, artefact, results):
-                parts.append(report.VerdictList(judged))
+            parts: list[report.Shown | str] = []
+            if judged := view.verdicts(self.paper, artefact, results):
+                parts.append(report.shown_verdicts(judged))
             if artefact.draw:
                 png = report.figure_png(artefact.figure(results), dpi=85)
-                parts.append(report.Picture(png, title))
+                parts.append(report.picture(png, title))
             parts += [view.full_caption(artefact, results)]
-            parts += [report.TableView(artefact.table(results))]
-            if checked := summary.checks(artefact, results):
-                parts.append(_rows(checked))
-            display(report.Folded(title, *parts))
+            parts += [report.shown_table(list(artefact.rows(results)))]
+            if checked := view.checks(artefact, results):
+                parts.append(report.shown_table(checked))
+            display(report.folded(title, *parts))
 
     def on_gpu(self, name: str) -> None:
         """Show a GPU's records of an artefact of which `show` shows others; nothing without any."""
         artefact, results = self.paper.artefacts[name], self.results(name).gpu
         if results is not None:
             _show(artefact, results, ", on a GPU")
-            table = artefact.table(results)
-            title = f"Table of {len(table)} rows"
-            display(report.Folded(title, report.TableView(table)))
+            rows = list(artefact.rows(results))
+            display(report.folded(f"Table of {len(rows)} rows", report.shown_table(rows)))
 
     def explore(self, place: int = 0) -> None:
         """Show a widget of the paper, the first or another; nothing where it has no records."""
@@ -136,25 +135,25 @@ class Session:
 
     def appendix(self) -> None:
         """Show, each folded: the setup, all claims, what failed, the recipe, the records."""
-        display(report.Folded("Setup: devices, data, stand-ins", *story.setup(self.source)))
-        judged = summary.paper_verdicts(self.source)
+        display(report.folded("Setup: devices, data, stand-ins", *story.setup(self.source)))
+        judged = view.paper_verdicts(self.source)
         columns = ("artefact", "claim", "setting", "expected", "verdict", "evidence", "repeats")
         title = f"{_counted(judged)}, each with its evidence"
-        display(report.Folded(title, _rows(judged, columns)))
+        display(report.folded(title, report.shown_table(judged, columns)))
         if failed := [row for row in judged if "why_not" in row]:
-            why = _rows(failed, ("claim", "why_not"))
-            display(report.Folded(f"{len(failed)} that did not hold, and why", why))
-        recipe = _rows(story.recipe(self.paper))
-        display(report.Folded("Recipe: the paper's, and each profile's", recipe))
+            why = report.shown_table(failed, ("claim", "why_not"))
+            display(report.folded(f"{len(failed)} that did not hold, and why", why))
+        recipe = report.shown_table(story.recipe(self.paper))
+        display(report.folded("Recipe: the paper's, and each profile's", recipe))
         display(self._provenance())
 
     def claims(self) -> None:
         """Show, folded: each claim of the paper with its verdict and one number."""
-        judged = summary.paper_verdicts(self.source)
-        table = _rows(judged, ("artefact", "claim", "verdict", "number"))
-        display(report.Folded(f"{self.paper.title}: {_counted(judged)}", table))
+        judged = view.paper_verdicts(self.source)
+        table = report.shown_table(judged, ("artefact", "claim", "verdict", "number"))
+        display(report.folded(f"{self.paper.title}: {_counted(judged)}", table))
 
-    def _provenance(self) -> report.Folded:
+    def _provenance(self) -> report.Shown:
         """Return the origin of the records: devices, versions, commits, datasets, commands."""
         records = [record for group in self.source.records.values() for record in group]
         origin = {
@@ -168,7 +167,7 @@ class Session:
             "command": {record.command for record in records},
         }
         lines = [f"{name}: {', '.join(sorted(values))}" for name, values in origin.items()]
-        return report.Folded(f"{len(records)} records: {self.source.label}", *lines)
+        return report.folded(f"{len(records)} records: {self.source.label}", *lines)
 
 
 def _show(artefact: Artefact, results: Results, where: str = "", drawn: bool = True) -> None:
@@ -179,10 +178,6 @@ def _show(artefact: Artefact, results: Results, where: str = "", drawn: bool = T
     if not drawn:
         caption += " Its figure is at the top of this notebook."
     display(Markdown(f"**{report.markdown(artefact.source)}{where}.** {caption}"))
-
-
-def _rows(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> report.TableView:
-    return report.TableView(summary.frame(rows, columns))
 
 
 def _counted(judged: Sequence[dict[str, Any]]) -> str:
@@ -199,6 +194,8 @@ def show_figure(figure: Figure, alt: str) -> None:
     display(Image(png, width=across * 85 // 105, alt=report.printable(alt)))
 
 
-def definitions() -> report.TableView:
+def definitions() -> report.Shown:
     """Return the meaning of each verdict and setting."""
-    return _rows([{"word": word, "means": said} for word, said in {**WORDS, **SETTINGS}.items()])
+    return report.shown_table(
+        [{"word": word, "means": said} for word, said in {**WORDS, **SETTINGS}.items()]
+    )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from repro import paths, report, terminal
-from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary, view
+from repro.experiments import PAPERS, find_artefacts, load_paper, story, view
 from repro.experiments.arguments import Choices, with_changes
 from repro.experiments.design import (
     COMPUTING_PROFILES,
@@ -21,8 +21,8 @@ from repro.experiments.design import (
 )
 from repro.experiments.judge import WORDS
 from repro.experiments.processes import Workers
-from repro.experiments.query import LOCAL, Results, Source, find_source, results_of
-from repro.experiments.summary import Row
+from repro.experiments.query import LOCAL, Results, Source, devices, find_source, results_of
+from repro.experiments.view import Row
 from repro.measure.files import regular, replacing
 from repro.measure.host import cores
 from repro.records import (
@@ -67,8 +67,8 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
 
     def gathered(results: Results) -> tuple[list[Mapping[str, Any]], str, list[Row], list[Row]]:
         caption = view.full_caption(artefact, results)
-        judged = summary.verdicts(source.paper, artefact, results)
-        return list(artefact.rows(results)), caption, judged, summary.checks(artefact, results)
+        judged = view.verdicts(source.paper, artefact, results)
+        return list(artefact.rows(results)), caption, judged, view.checks(artefact, results)
 
     rows, caption, judged, checked = naming_bad_records(source, artefact, results, gathered)
     title = f"{source.paper.key}/{artefact.name}: {artefact.title}"
@@ -80,7 +80,8 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
             folder = f"repro/experiments/{source.paper.key}"
             question = paper_toml(source.paper.key)["artefacts"][artefact.name]["question"]
             where = f"{folder}/paper.toml; numbers: {folder}/{question.partition(':')[0]}.py."
-            parts.append(terminal.table(_claim_rows(judged), "Claims"))
+            claims = [{name: row[name] for name in _CLAIM_COLUMNS} for row in judged]
+            parts.append(terminal.table(claims, "Claims"))
             parts.append(terminal.prose(f"Rules, margins and expectations: {where}"))
         return "\n\n".join(parts)
     words = [
@@ -92,15 +93,11 @@ def text(source: Source, artefact: Artefact, results: Results, evidence: bool = 
     verdicts = terminal.prose(report.printable("\n".join(words)), "  ")
     table = terminal.table(rows, most=MOST_ROWS)
     if results.gpu is not None:
-        devices = report.printable(view.devices(results.gpu.records))
-        rest = f"The rows of {devices}: --profile {results.gpu.profile}"
+        where = report.printable(devices(results.gpu.records))
+        rest = f"The rows of {where}: --profile {results.gpu.profile}"
         table = f"{table}\n{terminal.prose(rest)}"
     texts = [terminal.prose(title), verdicts, table, terminal.prose(caption)]
     return "\n\n".join(filter(None, texts))
-
-
-def _claim_rows(judged: Sequence[Row]) -> list[Row]:
-    return [{name: row[name] for name in _CLAIM_COLUMNS} for row in judged]
 
 
 def setup(target: str, profile: str | None, device: str | None) -> str:
@@ -193,15 +190,15 @@ def write_report(
     ):
         for (key, *_), chapter in workers.map(_chapter, asked):
             chapters[key] = chapter
-            bar.advance()
+            bar.step()
     rows = [row for key in PAPERS for row in chapters[key][1]]
     words = [
         f"- **{word}**: {report.markdown(said)}." for word, said in {**WORDS, **SETTINGS}.items()
     ]
     blocks = [
         "# Five papers, checked",
-        report.markdown(summary.lead_of(rows)),
-        report.markdown_table(summary.frame(summary.count_rows(rows))),
+        report.markdown(view.lead_of(rows)),
+        report.markdown_table(view.count_rows(rows)),
         "\n".join([*words, "- **expected**: the verdict, as written down before the records."]),
         *(block for key in PAPERS for block in chapters[key][0]),
         report.markdown(_provenance()),
@@ -235,23 +232,25 @@ def _section(
     paper: Paper, artefact: Artefact, path: Path, results: Results
 ) -> tuple[list[str], list[Row]]:
     """Return an artefact's blocks of Markdown and its verdicts; write its figure."""
-    judged = summary.verdicts(paper, artefact, results)
+    judged = view.verdicts(paper, artefact, results)
     blocks = [f"### {report.markdown(f'{artefact.source}: {artefact.title}')}"]
     if artefact.draw:
         picture = Path(f"{path.stem}_files", f"{paper.key}-{artefact.name}.png")
         _write(path.parent / picture, report.figure_png(artefact.figure(results)))
         blocks.append(f"![{report.markdown(artefact.title)}]({quote(picture.as_posix())})")
     blocks.append(report.markdown(view.full_caption(artefact, results)))
-    tables = [artefact.table(results), summary.frame(_claim_rows(judged))]
-    blocks += [report.markdown_table(frame) for frame in tables if len(frame)]
+    if rows := list(artefact.rows(results)):
+        blocks.append(report.markdown_table(rows))
+    if judged:
+        blocks.append(report.markdown_table(judged, _CLAIM_COLUMNS))
     blocks += [
         f"**{report.markdown(row['claim'])}** {report.markdown(row['why_not'])}"
         for row in judged
         if row.get("why_not")
     ]
-    if checked := summary.checks(artefact, results):
+    if checked := view.checks(artefact, results):
         blocks += [f'<details markdown="1"><summary>Checks ({len(checked)})</summary>']
-        blocks += [report.markdown_table(summary.frame(checked)), "</details>"]
+        blocks += [report.markdown_table(checked), "</details>"]
     return blocks, judged
 
 
@@ -291,7 +290,7 @@ def naming_bad_records(
         guilty = next(filter(fails, results.records), None)
         if isinstance(problem, RecordError) or guilty is None or fails():
             raise
-        (path,) = source.paths([guilty]).values()
+        path = source.file_of(guilty)
         packed = path.suffix == ".gz"
         named = f"{path} (record {guilty.key})" if packed else path
         advice = "restore it from git" if packed else "move it away or delete it, then run again"
@@ -311,7 +310,7 @@ def promise_rows(judged_here: Sequence[Row], profile: str | None) -> list[Row]:
     here = {row["key"]: row for row in judged_here}
     rows = []
     for paper in dict.fromkeys(row["artefact"].partition("/")[0] for row in judged_here):
-        judged_there = summary.paper_verdicts(find_source(load_paper(paper), local=False))
+        judged_there = view.paper_verdicts(find_source(load_paper(paper), local=False))
         reference = {row["key"]: row for row in judged_there}
         for promise in paper_toml(paper)["promises"]:
             key = f"{paper}/{promise['claim']}"

@@ -12,12 +12,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from repro import report
-from repro.experiments import summary
-from repro.experiments.arguments import plan
+from repro.experiments import view
+from repro.experiments.arguments import plan, value_at
 from repro.experiments.design import LONG, SEEDS, Claim, Paper, claims_of, imported, paper_toml
 from repro.experiments.judge import Estimate, Exact, NotRun, Verdict
-from repro.experiments.query import Source
-from repro.experiments.view import devices
+from repro.experiments.query import Source, devices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +61,7 @@ _PLACE = re.compile(r"\{(?:(paper|verdict):)?(\w+)\.(\w+)(?:\[(.+?)\])?\}")
 
 def _judged(source: Source, artefact: str, key: str) -> tuple[Claim, Verdict]:
     claim = claims_of(source.paper.key)[artefact][key]
-    judged = summary.judged(source.paper.artefacts[artefact], claim, source.look(artefact))
+    judged = view.judged(source.paper.artefacts[artefact], claim, source.look(artefact))
     return claim, judged[1]
 
 
@@ -141,16 +140,12 @@ def effects_of(source: Source) -> "list[tuple[str, Effect]]":
     return effects
 
 
-def promises(paper: str) -> list[tuple[str, str]]:
-    """Return a paper's promises, each with the claim that decides it."""
-    return [(row["text"], row["claim"]) for row in paper_toml(paper)["promises"]]
-
-
-def held(paper: str, judged: Iterable[summary.Row]) -> list[str]:
+def held(paper: str, judged: Iterable[view.Row]) -> list[str]:
     """Return a paper's promises as Markdown, each after its verdict."""
     words = {row["key"]: f"**{row['verdict']}**{report.setting(row)}" for row in judged}
     return [
-        f"{words[f'{paper}/{claim}']}: {report.markdown(text)}" for text, claim in promises(paper)
+        f"{words['/'.join((paper, row['claim']))]}: {report.markdown(row['text'])}"
+        for row in paper_toml(paper)["promises"]
     ]
 
 
@@ -202,9 +197,9 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
     claims = []
     for source in sources.values():
         paper, story = source.paper, story_of(source.paper)
-        judged = summary.paper_verdicts(source)
+        judged = view.paper_verdicts(source)
         claims += judged
-        counted = summary.in_words(summary.counts(summary.of_papers(judged) or judged))
+        counted = view.in_words(view.counts(view.of_papers(judged) or judged))
         counted = counted.replace(", ", "<br>").replace(" ", "&nbsp;")
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
         kept = "<br>".join(held(paper.key, judged))
@@ -216,7 +211,7 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
             "Hollow: the paper's. Solid: ours, with its 95 % interval where it has one. ×1 and +0 "
             "are no effect.",
             f"![What each method gives and costs, in the paper and here]({folder}{ALL_EFFECTS})",
-            f"**Did they hold up?** {summary.lead_of(claims)} Measured {ran_on(sources.values())}, "
+            f"**Did they hold up?** {view.lead_of(claims)} Measured {ran_on(sources.values())}, "
             "most of it with small networks and data that stand in for the papers'.",
             "\n".join(rows),
             "Undecided: the data allow both answers. Not seen here: it failed, but our setting is "
@@ -242,9 +237,9 @@ def overview_figures(sources: Mapping[str, Source]) -> dict[str, bytes]:
     from repro import plots
 
     counts = {
-        source.paper.title: summary.counts(rows)
+        source.paper.title: view.counts(rows)
         for source in sources.values()
-        if (rows := summary.of_papers(summary.paper_verdicts(source)))
+        if (rows := view.of_papers(view.paper_verdicts(source)))
     }
     drawn = {CHART: plots.verdict_counts(counts), ALL_EFFECTS: effects_figure(sources)}
     return {name: report.figure_png(figure, dpi=85) for name, figure in drawn.items()}
@@ -331,22 +326,12 @@ def _value(row: Mapping[str, Any], configs: Sequence[Mapping[str, Any]], profile
         return str(len(SEEDS[profile]))
     keys = [row["ours"]] if isinstance(row["ours"], str) else row["ours"]
     values = [
-        ", ".join(_text(_at(config, key)) for key in keys if _at(config, key) is not ...)
+        ", ".join(_text(value_at(config, key)) for key in keys if value_at(config, key) is not ...)
         for config in configs
-        if all(_at(config, key) == value for key, value in row["where"].items())
+        if all(value_at(config, key) == value for key, value in row["where"].items())
     ]
     shown = values if row.get("every") else values[:1]
     return ", ".join(dict.fromkeys(value or report.DASH for value in shown)) or "not run"
-
-
-def _at(config: Any, key: str) -> Any:
-    """Return the value under a key such as ``optimizer.rate`` or ``sizes.0``; ... for none."""
-    for part in key.split("."):
-        try:
-            config = config[int(part) if isinstance(config, list) else part]
-        except (LookupError, TypeError, ValueError):
-            return ...
-    return config
 
 
 def _text(value: Any) -> str:

@@ -1,70 +1,30 @@
-"""Captions, titles of panels and signatures of figures, the same for all papers."""
+"""Captions, titles of panels, verdicts on claims, and how many there are of each."""
 
-from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from repro import report
-from repro.records import Record, identity
+from repro.experiments import load_paper
+from repro.experiments.design import (
+    LONG,
+    TOO_LITTLE,
+    Artefact,
+    Claim,
+    Paper,
+    claims_of,
+    paper_toml,
+    setting_of,
+)
+from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, NotRun, Verdict
+from repro.experiments.query import Results, Source, devices, of_reference
 
-Artefact = Any  # of `design`, which imports this module
-Results = Any  # of `query`, likewise
-
-MARKS = ("SIMULATED", "ESTIMATED", "STAND-IN", "SYNTHETIC")
+Row = dict[str, Any]
 
 
 def full_caption(artefact: Artefact, results: Results) -> str:
     """Return an artefact's caption, and which machine and profile its rows are of."""
     shown = f" Shown: {'; '.join(results.places)}." if results.places else ""
     return report.printable(artefact.caption(results) + shown)  # it quotes records
-
-
-def signature(results: Results, said: str) -> str:
-    """Return the line in a figure that names devices, profile, data and n of its records.
-
-    Args:
-        results: That it is drawn from.
-        said: Its caption, of which the `MARKS` are repeated.
-    """
-    records = results.records
-    parts = [f"Ours: {devices(records)}", f"profile {results.profile}"]
-    parts += sorted({record.dataset["name"] for record in records if record.dataset})
-    trained = [record for record in records if isinstance(record.config.get("epochs"), int)]
-    if trained:
-        most = "at most " * any(record.config.get("stop") for record in trained)
-        parts.append(f"{most}{_span({record.config['epochs'] for record in trained})} epochs")
-    # Runs planned once, such as those that run out of memory, do not count, nor do extra seeds.
-    once = {
-        run.identity(seed)
-        for run, seed in results.expected
-        if run.extra or (run.seeds is not None and len(run.seeds) == 1)
-    }
-    repeated = [r for r in records if r.status == "ok" and r.identity not in once] or records
-    counts = Counter(identity(record.experiment, record.config, 0) for record in repeated).values()
-    # A measurement that starts its processes itself has a list of samples from each.
-    own = [len(samples) for r in repeated if (samples := r.metrics.get("samples_s"))]
-    parts.append(f"n = {_span(own if max(own, default=0) > max(counts) else counts)}")
-    return " · ".join([*parts, *(word for word in MARKS if word in said)])
-
-
-def _span(numbers: Collection[int]) -> str:
-    return " to ".join(dict.fromkeys(f"{number:,}" for number in (min(numbers), max(numbers))))
-
-
-def device_name(record: Record) -> str:
-    """Return the device that a record was made on, a CPU with the threads that it ran on."""
-    name: str = record.device["name"]
-    threads = record.config.get("threads") or record.device.get("threads")
-    if record.device["type"] != "cpu" or not threads:
-        return name
-    return f"{name} ({threads} thread{'s' * (threads > 1)})"
-
-
-def devices(records: Sequence[Record]) -> str:
-    """Return the devices of records, each once."""
-    return ", ".join(sorted({device_name(record) for record in records}))
 
 
 def stand_ins(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -93,3 +53,152 @@ def panel(role: str, ours: str = "", data: str = "") -> str:
     """
     ran = f"{ours} for {role}" if ours and ours != role else role
     return f"ours: {ran}{f', {data}' if data else ''}"
+
+
+def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
+    """Return an artefact's claims and verdicts, a row each, the paper's before our own questions.
+
+    Beside what tables show a row has its ``key``, whether it is our ``own``, the ``number`` that
+    decides, the ``device`` of its records where these are not the results shown, and ``why_not``
+    where the claim certainly fails.
+    """
+    rows = []
+    written = claims_of(paper.key).get(artefact.name, {})
+    lacking = ", ".join(artefact.claims.keys() - written.keys())
+    assert not lacking, f"paper.toml has no [claims.{artefact.name}.KEY] for {lacking}"
+    for key in artefact.claims:
+        claim, verdict, used = judged(artefact, written[key], results)
+        row = {
+            "artefact": f"{paper.key}/{artefact.name}",
+            "claim": claim.text,
+            "in the paper": claim.source,
+            "setting": setting_of(claim.kind, used),
+            "expected": claim.expect,
+            "verdict": verdict.word,
+            "evidence": verdict.evidence + _named(used, results),
+            "repeats": verdict.repeats,
+            "number": claim.number(verdict),
+            "paper's number": _papers_number(claim, verdict),
+            "key": f"{paper.key}/{artefact.name}.{key}",
+            "own": claim.own,
+            "device": "" if used is results else devices(used.records),
+        }
+        if verdict.word in (NOT_REPRODUCED, NOT_SEEN):
+            row["why_not"] = _paragraph(artefact, claim, used)
+        rows.append(row)
+    return sorted(rows, key=lambda row: bool(row["own"]))
+
+
+def _papers_number(claim: Claim, verdict: Verdict) -> str:
+    """Return the paper's number, or the margin, of the case that sets a verdict's word."""
+    name, case = claim.deciding(verdict) if verdict.cases else ("", NotRun())
+    number = None if isinstance(case, NotRun) else claim.papers_number(name, case)
+    return number or report.DASH
+
+
+def judged(artefact: Artefact, written: Claim, results: Results) -> tuple[Claim, Verdict, Results]:
+    """Judge a claim by a GPU's records where they decide it, else by the results shown.
+
+    Returns:
+        The claim with what was expected of these records, its verdict, and the records.
+    """
+    for used in filter(None, (results.gpu, results)):
+        claim = written.under(used.profile)
+        verdict = artefact.judge(claim, used)
+        if verdict.word not in ("undecided", "not run"):
+            break
+    return claim, verdict, used
+
+
+def _named(used: Results, shown: Results) -> str:
+    """Name the devices of records that are not those shown."""
+    return "" if used is shown else f"; {devices(used.records)}, profile {used.profile}"
+
+
+def of_papers(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of claims that a paper makes, without questions of our own."""
+    return [row for row in rows if not row["own"]]
+
+
+NOTHING_YET = "Nobody has looked into it yet: the reference records do not say so."
+
+
+def _paragraph(artefact: Artefact, claim: Claim, results: Results) -> str:
+    """Return why a claim failed, and of which records that was found where these are others."""
+    profile = claim.why_of or (LONG if artefact.long else "quick")
+    if not claim.why_not or (results.profile == profile and of_reference(results)):
+        return claim.why_not.strip() or NOTHING_YET
+    return f"Of the reference records, profile {profile}: {claim.why_not.strip()}"
+
+
+def checks(artefact: Artefact, results: Results) -> list[Row]:
+    """Return an artefact's checks, a row each, by a GPU's records where those tell."""
+    rows = []
+    for check in artefact.checks:
+        row = check.row(results)
+        if results.gpu is not None and (told := check.row(results.gpu))["holds"] != "not run":
+            row = told | {"evidence": told["evidence"] + _named(results.gpu, results)}
+        rows.append(row)
+    return rows
+
+
+def paper_verdicts(source: Source) -> list[Row]:
+    """Return all verdicts on a paper."""
+    rows = []
+    for name, artefact in source.paper.artefacts.items():
+        rows += verdicts(source.paper, artefact, source.look(name))
+    return rows
+
+
+def counts(rows: Sequence[Row]) -> dict[str, int]:
+    """Return how many claims got each verdict."""
+    words = [row["verdict"] for row in rows]
+    return {word: words.count(word) for word in WORDS}
+
+
+def lacking_runs(rows: Sequence[Row]) -> int:
+    """Return how many undecided claims more runs would decide, within reason (`MOST_SEEDS`)."""
+    return sum(
+        row["verdict"] == "undecided"
+        and "a cell decide" in row["evidence"]
+        and not any(word in row["evidence"] for word in (NOT_EVEN, TOO_LITTLE))
+        for row in rows
+    )
+
+
+def count_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return a row for each paper: promises, claims, checks, our own questions, and verdicts.
+
+    The verdicts are those on the papers' claims; of `together`, which has no paper, on our
+    questions.
+    """
+    counted = []
+    for key in dict.fromkeys(row["artefact"].partition("/")[0] for row in rows):
+        judged = [row for row in rows if row["artefact"].startswith(f"{key}/")]
+        claims = of_papers(judged)
+        numbers = {
+            "promises": len(paper_toml(key)["promises"]) if claims else 0,
+            "claims": len(claims),
+            "checks": sum(len(artefact.checks) for artefact in load_paper(key).artefacts.values()),
+            "our questions": len(judged) - len(claims),
+        }
+        counted.append({"paper": key, **numbers, **counts(claims or judged)})
+    summed = ("promises", "claims", "checks", "our questions")
+    total = {name: sum(row[name] for row in counted) for name in summed}
+    return [*counted, {"paper": "all papers", **total, **counts(of_papers(rows))}]
+
+
+def lead_of(rows: Sequence[Row]) -> str:
+    """Return how many claims the papers make and their verdicts, and those on our questions."""
+    papers, ours = of_papers(rows), [row for row in rows if row["own"]]
+    lead = f"{len(papers)} claims of five papers: {in_words(counts(papers))}."
+    if lacking := lacking_runs(papers):
+        lead += f" More runs would decide {lacking} of the undecided claims."
+    if ours:
+        lead += f" {len(ours)} questions of our own: {in_words(counts(ours))}."
+    return lead
+
+
+def in_words(numbers: Mapping[str, int]) -> str:
+    """Return counts of verdicts as a list, without those that are nought."""
+    return ", ".join(f"{number} {word}" for word, number in numbers.items() if number)

@@ -11,6 +11,7 @@ from scipy.io import savemat
 
 from repro import paths
 from repro.datasets import CorruptDatasetError, DatasetError, DatasetNotFoundError, download, load
+from repro.measure.files import cache_folder
 
 
 def torchvision_datasets():
@@ -45,11 +46,11 @@ def test_cifar10_in_torchvision_layout(tmp_path, monkeypatch):
     assert np.array_equal(data.train.images[:4].flatten(1), pickle.loads(path.read_bytes())["data"])
     assert load("cifar10", tmp_path, per_class=1).train.labels.tolist() == [3, 1, 0]
     assert load("cifar10", tmp_path, image_size=16).test.images.shape == (4, 3, 16, 16)
-    kept = list(paths.cache_dir().glob("*.pt"))
+    kept = list(cache_folder().glob("*.pt"))
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(CorruptDatasetError, match="cifar-10-batches-py is damaged"):
         load("cifar10", tmp_path)
-    assert list(paths.cache_dir().glob("*.pt")) == kept
+    assert list(cache_folder().glob("*.pt")) == kept
 
 
 def test_flowers102_in_torchvision_layout(tmp_path, monkeypatch):

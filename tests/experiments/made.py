@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from invented import make_record
 
 from repro.experiments import load_paper
-from repro.experiments.design import Run, claims_of
+from repro.experiments.design import Artefact, Run, claims_of
 from repro.experiments.judge import NotRun, Verdict
 from repro.experiments.query import Results
 
@@ -17,6 +18,11 @@ Maker = Callable[[Run, int], Mapping[str, Any] | None]
 
 OUT_OF_MEMORY = {"status": "out_of_memory", "error": "OutOfMemoryError: no room"}
 FAILED = {"status": "failed", "error": "ValueError: wrong"}
+
+
+def table_of(artefact: Artefact, results: Results) -> pd.DataFrame:
+    """Return an artefact's table."""
+    return pd.DataFrame(list(artefact.rows(results)), dtype=object)
 
 
 def made_results(

@@ -35,7 +35,9 @@ def judge(target: str, make: Maker, profile: str = "quick") -> tuple[str, str]:
 
 def table(artefact: str, make: Maker, profile: str = "quick") -> pd.DataFrame:
     """An artefact's table."""
-    return load_paper("microconv").artefacts[artefact].table(results(artefact, make, profile))
+    return made.table_of(
+        load_paper("microconv").artefacts[artefact], results(artefact, make, profile)
+    )
 
 
 def timing(*seconds: float) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def train(config):
 
 def start(config):
     run = experiments.Training(config, 0, load(config, None), "cpu")
-    return run, captured.CapturedStep(run.model, building.loss_of(config), run.optimizer)
+    passes = captured.CapturedPasses(run.model, building.loss_of(config))
+    return run, captured.captured_step(passes, run.optimizer)
 
 
 class TestTrain:
@@ -84,10 +85,10 @@ class TestTrain:
 
         def last(self, inputs, targets):  # its cost is finite, the parameters are not
             with torch.no_grad():
-                next(iter(self.passes._parameters)).fill_(math.inf)
+                next(iter(self._parameters)).fill_(math.inf)
             return torch.tensor(1.0)
 
-        monkeypatch.setattr(captured.CapturedStep, "__call__", last)
+        monkeypatch.setattr(captured.CapturedPasses, "__call__", last)
         assert train(config_of("best"))["diverged"] is True
 
     def test_the_stop_rule(self):

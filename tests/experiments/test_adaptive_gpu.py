@@ -43,9 +43,10 @@ def test_captured_steps_train_like_ordinary_ones(device, monkeypatch, kind, auto
     losses = []
     for net, capture in ((model, True), (other, False)):
         optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.01, fused=True, **options)
-        step = captured.CapturedStep(
-            net, nn.functional.cross_entropy, optimizer, autocast, captured=capture
+        passes = captured.CapturedPasses(
+            net, nn.functional.cross_entropy, autocast, captured=capture
         )
+        step = captured.captured_step(passes, optimizer)
         generator = torch.Generator().manual_seed(1)
         net.train()
         own = []
@@ -56,8 +57,8 @@ def test_captured_steps_train_like_ordinary_ones(device, monkeypatch, kind, auto
                 group["lr"] = 0.01 * (1 + number % 3)
             own.append(float(step(x, y)))
         losses.append(own)
-        assert len(step.passes._graphs) == (len(set(SIZES)) if capture else 0)
-        assert len({own.graph.pool() for own in step.passes._graphs.values()}) == int(capture)
+        assert len(passes._graphs) == (len(set(SIZES)) if capture else 0)
+        assert len({own.graph.pool() for own in passes._graphs.values()}) == int(capture)
     tolerance = 1e-4 if autocast is None else 2e-2
     assert losses[0] == pytest.approx(losses[1], rel=tolerance)
     for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):

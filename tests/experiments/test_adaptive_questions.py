@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from made import verdict
+from made import table_of, verdict
 from planted import judged, reference
 
 from repro.experiments import load_paper
@@ -356,14 +356,14 @@ def test_a_table_has_the_papers_rows_without_records_and_marks_what_ran_on():
     found = reference("adaptive/figure4", lambda record: record.metrics.update(stopped=True))
     found.records = [r for r in found.records if r.config["strategy"] not in ("linear", GIVEN)]
     next(r for r in found.records if r.config["strategy"] == "theta").metrics["stopped"] = False
-    table = ARTEFACTS["figure4"].table(found).set_index("strategy")
+    table = table_of(ARTEFACTS["figure4"], found).set_index("strategy")
     assert table.loc["linear scaling", ["PSNR (dB), paper", "epochs, paper", "n"]].tolist() == [
         "31.35", 1340, 0,
     ]  # fmt: skip
     assert "θ-adaptive, paper's K" not in table.index
     unmet = [name for name in table.index if "rule not met" in str(table["epochs"][name])]
     assert unmet == ["θ-adaptive"]
-    cifar = ARTEFACTS["figure10"].table(reference("adaptive/figure10"))
+    cifar = table_of(ARTEFACTS["figure10"], reference("adaptive/figure10"))
     assert "epochs" not in cifar  # no rule ends them
 
 

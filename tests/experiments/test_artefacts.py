@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import pytest
+from made import table_of
 
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.query import Results, find_source, results_of
 from repro.experiments.story import recipe
-from repro.experiments.summary import verdicts
+from repro.experiments.view import verdicts
 from repro.report import cell_text, figure_png
 
 COLUMNS = ["item", "paper", "paper profile", "gpu", "long", "quick", "why they differ"]
@@ -47,7 +48,7 @@ def test_an_artefact_is_shown_and_judged_with_whatever_records_there_are(gathere
         artefact, results = paper.artefacts[name], changed(whole, CHANGES[change])
         results.gpu = None  # whose records are as they were
         assert [*results.frame.get("seed", ())] == [record.seed for record in results.records]
-        frame = artefact.table(results)
+        frame = table_of(artefact, results)
         assert len(frame) or not any(r.status == "ok" for r in results.records), name
         assert len(set(frame.columns)) == len(frame.columns), name
         assert "nan" not in frame.map(cell_text).to_string().lower(), name

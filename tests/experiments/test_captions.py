@@ -8,7 +8,6 @@ from invented import make_record
 from repro.experiments import PAPERS, load_paper, query
 from repro.experiments.design import Run
 from repro.experiments.query import Results
-from repro.experiments.view import signature
 
 pytestmark = pytest.mark.usefixtures("reference_records")
 
@@ -21,7 +20,7 @@ def test_an_image_says_whose_numbers_it_shows(key):
     artefact = paper.artefacts[name]
     results = query.results_of(artefact, source)
     told = " ".join(artefact.figure(results).texts[-1].get_text().split())
-    assert told == signature(results, artefact.caption(results))
+    assert told == results.signature(artefact.caption(results))
     assert told.startswith("Ours: ") and f"profile {results.profile}" in told
     results.records = []
     texts = [text.get_text() for text in artefact.figure(results).texts]
@@ -34,9 +33,9 @@ def test_the_signature_counts_repetitions_and_names_a_stop_as_the_most_epochs():
     records = [make_record("train", paper="mbs", config=run.config, seed=n) for n in range(3)]
     records.append(make_record("size", paper="mbs", config={}))
     results = Results([run, once], (0, 1, 2), records)
-    assert signature(results, "").endswith(" · at most 1,100 epochs · n = 3")
+    assert results.signature("").endswith(" · at most 1,100 epochs · n = 3")
     own = Results([once], (0,), [replace(records[-1], metrics={"samples_s": [[1.0]] * 3})])
-    assert signature(own, "").endswith(" · n = 3")  # processes of its own
+    assert own.signature("").endswith(" · n = 3")  # processes of its own
 
 
 def test_a_memory_limit_is_named_where_an_experiment_keeps_to_it():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from repro.experiments.captured import CapturedPasses, CapturedStep
+from repro.experiments.captured import CapturedPasses, captured_step
 
 
 class Graph:
@@ -53,21 +53,20 @@ def graphs(monkeypatch):
 
 def test_graphs_of_all_shapes_share_the_pool_of_the_first_and_keep_their_own_results(graphs):
     model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    step = CapturedStep(model, nn.functional.cross_entropy, optimizer)
-    step.passes.captured = True
+    passes = CapturedPasses(model, nn.functional.cross_entropy)
+    passes.captured = True
+    step = captured_step(passes, torch.optim.SGD(model.parameters(), 0.0))
     results = {}
     for size in (4, 2, 4, 8, 2):
         results[size] = step(torch.randn(size, 3), torch.zeros(size, dtype=torch.long))
-    kept = list(step.passes._graphs.values())
+    kept = list(passes._graphs.values())
     assert [own.graph.replays for own in kept] == [2, 2, 1]
     assert kept[0].graph.given is None and {own.graph.pool() for own in kept} == {(0, 1)}
     # What is returned lives for as long as its graph, so that no other takes its memory.
     outputs = [own.loss.data_ptr() for own in kept]
     outputs += [gradient.data_ptr() for own in kept for gradient in own.gradients]
     assert len(set(outputs)) == 9
-    other = CapturedStep(model, nn.functional.cross_entropy, optimizer)
-    assert other.passes._pool is None
+    assert CapturedPasses(model, nn.functional.cross_entropy)._pool is None
 
 
 def test_rates_of_dropout_have_graphs_of_their_own_and_a_capture_is_no_training(graphs):

@@ -10,7 +10,7 @@ import pytest
 from made_mbs import CHOSEN
 from made_mbs import PAPER as MBS
 
-from repro.experiments import PAPERS, design, load_paper, summary
+from repro.experiments import PAPERS, design, load_paper, view
 from repro.experiments.design import LONG, claims_of, paper_toml
 from repro.experiments.judge import NOT_REPRODUCED, NOT_SEEN, WORDS, Verdict
 from repro.experiments.query import Source, find_source, results_of
@@ -58,7 +58,7 @@ class TestRows:
 
     def test_a_claim_that_certainly_fails_says_why_and_no_other(self, paper):
         rows = rows_of(paper)
-        for judged in summary.paper_verdicts(find_source(load_paper(paper), local=False)):
+        for judged in view.paper_verdicts(find_source(load_paper(paper), local=False)):
             name = judged["key"].partition("/")[2]
             words = len(rows[name].why_not.split())
             if judged["verdict"] in (NOT_REPRODUCED, NOT_SEEN):
@@ -120,7 +120,7 @@ def test_a_gpus_records_judge_what_they_decide(on_a_gpu, by):
     shown = SimpleNamespace(profile="quick", gpu=gpu, word="partly")
     artefact = SimpleNamespace(judge=lambda claim, results: Verdict(results.word, ""))
     written = rows_of("together")["accuracy.growth_keeps_accuracy"]
-    _, verdict, used = summary.judged(artefact, written, shown)
+    _, verdict, used = view.judged(artefact, written, shown)
     assert used.profile == by and verdict.word == (on_a_gpu if by == "gpu" else "partly")
 
 
@@ -131,6 +131,6 @@ def test_why_beside_other_records_says_whose_it_is():
     for change in ({}, {"profile": "gpu"}, {"places": ["this machine, profile quick"]}):
         results = copy(shown)
         vars(results).update(change)
-        rows = summary.verdicts(paper, paper.artefacts["advice"], results)
+        rows = view.verdicts(paper, paper.artefacts["advice"], results)
         (said,) = (row["why_not"] for row in rows if row["key"] == "together/advice.time")
         assert said == ("Of the reference records, profile quick: " if change else "") + told

@@ -4,16 +4,19 @@ import html
 import itertools
 import json
 import re
+import runpy
 from importlib import import_module
 
 import IPython.display
 import pytest
 from matplotlib.figure import Figure
 
-from repro import notebooks
+from repro import notebooks, paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.query import find_source
+
+SITE = runpy.run_path(str(paths.ROOT / "docs" / "explorers.py"))
 
 
 def computed(size, kind):
@@ -31,11 +34,11 @@ def explorer(written=3):
     ("written", "texts"), [(1, [3]), (2, [3, 10]), (3, [0, 3, 10]), (99, range(11))]
 )
 def test_few_choices_are_spread_and_hold_the_first(written, texts):
-    assert explorer(written).controls["size"].few() == [f"{n} MiB" for n in texts]
+    assert SITE["few"](explorer(written).controls["size"]) == [f"{n} MiB" for n in texts]
 
 
 def test_written_for_a_page_without_a_kernel(tmp_path):
-    page = explorer().write(tmp_path / "made", "../made")
+    page = SITE["page_of"](explorer(), tmp_path / "made", "../made")
     names = {"-".join(map(str, places)) for places in itertools.product(range(3), range(2))}
     assert {path.stem for path in (tmp_path / "made").iterdir()} == names
     texts = json.loads(html.unescape(re.search(r'data-texts="([^"]*)"', page)[1]))
@@ -63,4 +66,4 @@ def test_every_paper_has_one(key, monkeypatch):
     monkeypatch.delenv("REPRO_RESULTS")  # for the reference records
     source = find_source(load_paper(key), local=False)
     made = import_module(f"repro.experiments.{key}.widget").explorers(source.look)
-    assert made and all(c.first in c.few() for own in made for c in own.controls.values())
+    assert made and all(c.first in SITE["few"](c) for own in made for c in own.controls.values())

@@ -102,13 +102,13 @@ class TestFirstSteps:
     def test_the_training_is_told_from_the_probe_and_ends_where_it_is_asked(self):
         with recording() as whole:
             outcome = train({"steps": 12}, 0, None, "cpu")
-        assert [loss for (loss,) in whole.entry["losses"]] == outcome.metrics["losses"][:STEPS]
+        assert [loss for (loss,) in whole["losses"]] == outcome.metrics["losses"][:STEPS]
         with recording(stop=True) as short:
             train({"steps": 10**9}, 0, None, "cpu")
-        assert short.entry == whole.entry
+        assert short == whole
         with recording() as other:
             train({"steps": 12}, 1, None, "cpu")
-        assert other.entry["digest"] != whole.entry["digest"]
+        assert other["digest"] != whole["digest"]
 
     def test_nothing_is_left_behind(self):
         backward = torch.Tensor.backward

@@ -13,7 +13,7 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.arguments import plan
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS
 from repro.experiments.query import find_source
-from repro.experiments.summary import paper_verdicts
+from repro.experiments.view import paper_verdicts
 from repro.records import identity
 
 PLANS = Path(__file__).with_name("locked_plans.txt")

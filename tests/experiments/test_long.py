@@ -2,7 +2,7 @@
 
 import pytest
 
-from repro.experiments import PAPERS, arguments, load_paper, summary
+from repro.experiments import PAPERS, arguments, load_paper, view
 from repro.experiments.design import LONG, claims_of
 from repro.experiments.query import find_source, results_of
 from repro.records import RecordStore
@@ -39,7 +39,7 @@ def test_quick_decides_nothing_that_longer_trainings_or_further_processes_do(key
     for name in [name for name, a in paper.artefacts.items() if a.long]:
         artefact = paper.artefacts[name]
         results = results_of(artefact, quick)
-        rows = summary.verdicts(paper, artefact, results)
+        rows = view.verdicts(paper, artefact, results)
         for row in rows:
             claim = claims_of(key)[name][row["key"].rpartition(".")[2]]
             if claim.rule != "exact" and row["verdict"] != "not run":

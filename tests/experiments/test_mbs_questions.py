@@ -1,8 +1,10 @@
 """The questions of Micro-Batch Streaming: which records each claim, check and table takes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from made import FAILED, OUT_OF_MEMORY, verdict
+from made import FAILED, OUT_OF_MEMORY, table_of, verdict
 from made_mbs import (
     INITIAL,
     NOISE,
@@ -97,7 +99,7 @@ class TestTables4And5:
         for profile, own in (("quick", ["ResNet-8 (for ResNet-50)", "U-Net of width 4"]),
                              ("paper", ["ResNet-50", "U-Net"])):  # fmt: skip
             found = results(artefact, by_size(lambda doublings: 0.0), profile)
-            model = PAPER.artefacts[artefact].table(found)["model"][0]
+            model = table_of(PAPER.artefacts[artefact], found)["model"][0]
             assert model.startswith(own[artefact == "table5"]), profile
             assert (" (for " in model) == (profile == "quick")
 
@@ -285,7 +287,7 @@ def test_epochs_from_files_grow_by_way_of_reading(profile, trials):
     grown = {way: growth(found, way) for way in longer}
     assert means_of(grown) == longer and {case.trials for case in grown.values()} == {trials}
     assert len(claimed("files/time_grows", found)) == 2
-    table = PAPER.artefacts["files"].table
+    table = partial(table_of, PAPER.artefacts["files"])
     assert len(table(found)) == 3
     none = table(results("files", lambda run, seed: None, profile))
     assert [*none["n"]] == [0] * 3

@@ -2,7 +2,7 @@
 
 import made
 import pytest
-from made import FAILED, OUT_OF_MEMORY
+from made import FAILED, OUT_OF_MEMORY, table_of
 from made_outofcore import PAPER, World, judged, results
 
 from repro.experiments.design import claims_of
@@ -122,7 +122,7 @@ class TestPlaces:
     def test_tables_and_titles_name_the_device_that_measured(self, profile, place):
         for name in ("table1", "figure3", "figure4", "precision"):
             found, artefact = results(name, World(profile)), PAPER.artefacts[name]
-            table = artefact.table(found)
+            table = table_of(artefact, found)
             own = [where for where in table["where"] if where.startswith("measured")]
             assert all(where.startswith(place) for where in own) and own, name
             if artefact.draw:
@@ -130,11 +130,11 @@ class TestPlaces:
                 assert any(place.removesuffix(" here") in title for title in titles)
 
     def test_what_was_measured_stands_before_what_was_simulated(self):
-        wheres = [*PAPER.artefacts["table1"].table(results("table1", World()))["where"]]
+        wheres = [*table_of(PAPER.artefacts["table1"], results("table1", World()))["where"]]
         kinds = [where.split(",")[0].split()[0] for where in wheres]
         assert [*dict.fromkeys(kinds)] == ["paper", "measured", "simulated"]
 
     def test_only_schedules_have_a_budget(self):
         for name in ("figure3", "figure5"):
-            table = PAPER.artefacts[name].table(results(name, World("paper")))
+            table = table_of(PAPER.artefacts[name], results(name, World("paper")))
             assert "in core: budget" not in table and "schedule: budget" in table

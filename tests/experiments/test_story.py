@@ -5,7 +5,7 @@ import re
 import pytest
 
 from repro import notebooks, paths
-from repro.experiments import PAPERS, load_paper, story, summary
+from repro.experiments import PAPERS, load_paper, story, view
 from repro.experiments.judge import difference, ratio
 from repro.experiments.query import find_source
 from repro.experiments.story import effect
@@ -85,9 +85,9 @@ def test_the_overview_has_a_row_for_each_paper():
     assert len(rows) == 2
     for row, source in zip(rows, sources.values(), strict=True):
         assert f"({source.paper.notebook}.ipynb)" in row and "reproduced" in row
-        judged = summary.paper_verdicts(source)
+        judged = view.paper_verdicts(source)
         assert "<br>".join(story.held(source.paper.key, judged)) in row
-    counted = summary.of_papers(summary.paper_verdicts(sources["mbs"]))
+    counted = view.of_papers(view.paper_verdicts(sources["mbs"]))
     assert f"{len(counted)} claims of five papers" in text
     for name in story.overview_figures(sources):
         assert f"](there/{name})" in text

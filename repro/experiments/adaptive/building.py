@@ -14,8 +14,7 @@ from repro import adaptive, datasets
 from repro.experiments.captured import low_precision, model_of
 from repro.experiments.design import Config
 from repro.measure import accelerator
-from repro.restoration import evaluate_psnr
-from repro.training import evaluate_classifier
+from repro.training import evaluate_classifier, evaluate_psnr
 
 Loader = datasets.TensorLoader | datasets.PatchLoader
 Evaluate = Callable[[nn.Module], dict[str, float]]

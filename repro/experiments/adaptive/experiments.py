@@ -11,7 +11,7 @@ from repro import adaptive
 from repro.datasets import ImageData
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.runs import METRIC, SIMILAR
-from repro.experiments.captured import CapturedStep, low_precision
+from repro.experiments.captured import CapturedPasses, captured_step, low_precision
 from repro.experiments.design import Config, Outcome
 from repro.measure import Timing
 from repro.training import Step as TrainingStep
@@ -77,7 +77,7 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     run = Training(config, seed, data, device)
     loss, low = building.loss_of(config), low_precision(config)
     options = config["captured"], config["channels_last"]
-    step = CapturedStep(run.model, loss, run.optimizer, low, *options)
+    step = captured_step(CapturedPasses(run.model, loss, low, *options), run.optimizer)
     while run.epoch(step, device):
         pass
     completed, stop = len(run.history["train_cost"]), run.stop
@@ -95,7 +95,7 @@ def norms(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
     """Measure gradient norms by batch size at w_0 and after some epochs (section III-D)."""
     run = Training(config, seed, data, device)
     loss_fn = building.loss_of(config)
-    step = CapturedStep(run.model, loss_fn, run.optimizer, captured=False)
+    step = captured_step(CapturedPasses(run.model, loss_fn, captured=False), run.optimizer)
     sizes = [size for size in config["sizes"] if size <= config["train_samples"]]
     given: dict[str, Any] = {"loss_fn": loss_fn, "batches": config["batches"], "seed": seed}
     points, trained = [], 0

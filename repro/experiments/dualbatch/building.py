@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, dense
 from repro.dualbatch import DualBatchPlan, Share
 from repro.dualbatch.shares import Batches, resized
-from repro.experiments.captured import CapturedPasses, CapturedStep, low_precision, model_of
+from repro.experiments.captured import CapturedPasses, captured_step, low_precision, model_of
 from repro.experiments.design import Config
 from repro.experiments.dualbatch.runs import WORKERS
 from repro.measure import TimeModel
@@ -142,8 +142,8 @@ def step_of(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     low, captured = low_precision(config), config.get("captured", False)
     loss_fn, last = nn.functional.cross_entropy, config["channels_last"]
-    step = CapturedStep(model, loss_fn, optimizer, low, captured, last)
-    return partial(step, images, labels)
+    passes = CapturedPasses(model, loss_fn, low, captured, last)
+    return partial(captured_step(passes, optimizer), images, labels)
 
 
 def _three_channels(split: Split) -> Split:

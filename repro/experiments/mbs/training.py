@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from repro import training as plain
 from repro.datasets import Ahead, ImageData, Split, TensorLoader, channel_statistics
-from repro.experiments.captured import CapturedStep, low_precision, model_of
+from repro.experiments.captured import CapturedPasses, captured_step, low_precision, model_of
 from repro.experiments.design import Config, Outcome
 from repro.experiments.mbs.runs import AS_IN_PAPER
 from repro.mbs import MicroBatchStreamer
@@ -142,7 +142,8 @@ class Task:
         if micro is None and self.low is None:
             return plain.plain_step(model, self.loss, updates, self.device)
         if micro is None:
-            return CapturedStep(model, self.loss, updates, self.low, captured=False)
+            passes = CapturedPasses(model, self.loss, self.low, captured=False)
+            return captured_step(passes, updates)
         streamer = self.streamer(model, micro, normalization, autocast=self.low, **options)
         summed = normalization == "none"  # all curves are of means
 

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from repro import plots
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.mbs.cells import whose
-from repro.experiments.query import Results
-from repro.experiments.view import device_name
+from repro.experiments.query import Results, device_name
 from repro.measure import LinearMemoryModel
 from repro.records import Record
 

@@ -10,8 +10,8 @@ from repro.experiments.explorer import Control, Explorer
 from repro.experiments.microconv.layers import draw_front, draw_shares, share_out
 from repro.experiments.microconv.measured import Entry, alexnet, divide, entries, front, label
 from repro.experiments.microconv.runs import KINDS, MIB
-from repro.experiments.query import Results
-from repro.experiments.view import device_name, panel
+from repro.experiments.query import Results, device_name
+from repro.experiments.view import panel
 from repro.records import Record
 
 SOURCE = "Computed from times measured on {}, SYNTHETIC inputs."
