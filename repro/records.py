@@ -254,7 +254,8 @@ class RecordStore:
 
     def read(self, paper: str) -> tuple[list[Record], list[RecordError]]:
         """Return a paper's records, oldest first, and an error for each that cannot be read."""
-        singles, problems = [], []
+        singles: list[Record] = []
+        problems: list[RecordError] = []
         for path in self.singles(paper):
             held, faults = _read(path, paper)
             singles += held
