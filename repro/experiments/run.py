@@ -258,7 +258,8 @@ def execute(
     ):
         left = {step.key: step for step in steps}
         say = bar.write if interactive else report
-        execution = _Execution(paper, setting, store, bar, say, interactive, left)
+        make = partial(settle, paper, setting, store)
+        execution = _Execution(paper, setting, make, bar, say, interactive, left)
         for step in steps:
             if step.before and not setting.wants(step):
                 execution.account(step, (step.before, None))
@@ -274,7 +275,7 @@ class _Execution:
 
     paper: Paper
     setting: Setting
-    store: RecordStore
+    make: Callable[[Step], Made]  # computes a run and writes its record, see `settle`
     bar: Bar
     report: Callable[[str], None]
     interactive: bool
@@ -285,9 +286,6 @@ class _Execution:
     def _tell(self, said: str, step: Step | None = None) -> None:
         of = f" {step}" if step else ""
         self.report(printable(f"{self.paper.key}{of}: {said}"))  # an error may have any text
-
-    def _has_time(self) -> bool:
-        return self.setting.has_time(self.longest_s)
 
     def account(self, step: Step, made: Made) -> None:
         """Count a run that has ended; nothing where another process is still at it."""
@@ -322,9 +320,10 @@ class _Execution:
         steps = [step for step in self.left.values() if not step.measured]
         if len(steps) < 2:
             return
-        work = partial(settle, self.paper, self.setting, self.store)
         try:
-            for step, made in workers.map(work, steps, lambda _: self._has_time()):
+            for step, made in workers.map(
+                self.make, steps, lambda _: self.setting.has_time(self.longest_s)
+            ):
                 self.account(step, made)
         except WorkerDied as died:
             self._tell(f"{died}; what is left is computed by this process")
@@ -335,7 +334,7 @@ class _Execution:
         while self.left:
             for step in list(self.left.values()):
                 self.bar.say(str(step.run))
-                if self._has_time():
+                if self.setting.has_time(self.longest_s):
                     self.account(step, self._made(step, own))
                 else:
                     self.tally.left += 1
@@ -348,15 +347,14 @@ class _Execution:
 
     def _made(self, step: Step, own: Workers) -> Made:
         """Compute a run, under `long` a measurement in a process of its own."""
-        work = partial(settle, self.paper, self.setting, self.store)
         shares = self.paper.experiments[step.run.experiment].shares
         if self.setting.profile == LONG and step.measured and not shares:
             try:
-                ((_, made),) = own.map(work, [step])
+                ((_, made),) = own.map(self.make, [step])
                 return made
             except WorkerDied as died:
                 self._tell(f"{died}; it is computed by this process", step)
-        return work(step)
+        return self.make(step)
 
 
 def settle(paper: Paper, setting: Setting, store: RecordStore, step: Step) -> Made:

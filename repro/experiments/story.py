@@ -15,7 +15,7 @@ from repro import report
 from repro.experiments import view
 from repro.experiments.arguments import plan, value_at
 from repro.experiments.design import LONG, SEEDS, Claim, Paper, claims_of, imported, paper_toml
-from repro.experiments.judge import Estimate, Exact, NotRun, Verdict
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, Verdict
 from repro.experiments.query import Source, devices
 
 if TYPE_CHECKING:
@@ -61,15 +61,14 @@ _PLACE = re.compile(r"\{(?:(paper|verdict):)?(\w+)\.(\w+)(?:\[(.+?)\])?\}")
 
 def _judged(source: Source, artefact: str, key: str) -> tuple[Claim, Verdict]:
     claim = claims_of(source.paper.key)[artefact][key]
-    judged = view.judged(source.paper.artefacts[artefact], claim, source.look(artefact))
-    return claim, judged[1]
+    _, verdict, _ = view.judged(source.paper.artefacts[artefact], claim, source.look(artefact))
+    return claim, verdict
 
 
-def _case(source: Source, artefact: str, key: str, case: str | None) -> tuple[str, Any]:
+def _case(claim: Claim, cases: Cases, case: str | None) -> tuple[str, Any]:
     """Return a case of a claim: its name, and an `Estimate` or an `Exact`."""
-    cases = _judged(source, artefact, key)[1].cases
     if case is None and len(cases) > 1:
-        raise ValueError(f"{artefact}.{key} has the cases {', '.join(cases)}; name one")
+        raise ValueError(f"{claim.key} has the cases {', '.join(cases)}; name one")
     name = next(iter(cases), "") if case is None else case
     value = cases.get(name, NotRun("no records"))
     if isinstance(value, NotRun):
@@ -93,7 +92,7 @@ def filled(sentence: str, source: Source) -> str:
         claim, verdict = _judged(source, artefact, key)
         if kind == "verdict":
             return verdict.word
-        name, ours = _case(source, artefact, key, case)
+        name, ours = _case(claim, verdict.cases, case)
         if kind == "paper":
             return _in_prose(claim.papers_number(name, ours) or report.DASH)
         if isinstance(ours, Exact):
@@ -128,9 +127,9 @@ def effects_of(source: Source) -> "list[tuple[str, Effect]]":
                 shown = source.look(row["artefact"])
                 ours = imported(row["numbers"])(shown.gpu or shown)
             elif "claim" in row:
-                name, claim = row["claim"].split(".")
-                case, ours = _case(source, name, claim, row.get("case"))
-                paper = row.get("paper", claims_of(source.paper.key)[name][claim].effect_of(case))
+                claim, verdict = _judged(source, *row["claim"].split("."))
+                case, ours = _case(claim, verdict.cases, row.get("case"))
+                paper = row.get("paper", claim.effect_of(case))
             else:  # words alone
                 effects.append((kind, (label, None, None, None)))
                 continue
