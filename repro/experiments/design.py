@@ -239,12 +239,17 @@ class Claim:
         return None if effect is None or math.isnan(effect) else effect
 
     def papers_number(self, name: str, ours: Case) -> str | None:
-        """Return the paper's effect of a case, or the margin, as text on the scale of ours."""
+        """Return the paper's effect of a case, or the margin, as text on the scale of ours.
+
+        None where there is neither, or the case was not run.
+        """
+        if isinstance(ours, NotRun):
+            return None
         log = isinstance(ours, Estimate) and ours.log
         effect = self.effect_of(name)
         if effect is None and self.margin is not None:
             effect = self._of(self.margin, name) + log  # of a ratio the margin is a share
-        if effect is None or not isinstance(ours, Estimate):
+        if effect is None or isinstance(ours, Exact):
             return None if effect is None else f"{effect:g}"
         return ours.shown(math.log(effect) if log else effect)
 

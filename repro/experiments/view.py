@@ -15,7 +15,7 @@ from repro.experiments.design import (
     paper_toml,
     setting_of,
 )
-from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, NotRun, Verdict
+from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS, Verdict
 from repro.experiments.query import Results, Source, devices, of_reference
 
 Row = dict[str, Any]
@@ -68,6 +68,7 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     assert not lacking, f"paper.toml has no [claims.{artefact.name}.KEY] for {lacking}"
     for key in artefact.claims:
         claim, verdict, used = judged(artefact, written[key], results)
+        papers = claim.papers_number(*claim.deciding(verdict)) if verdict.cases else None
         row = {
             "artefact": f"{paper.key}/{artefact.name}",
             "claim": claim.text,
@@ -78,7 +79,7 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
             "evidence": verdict.evidence + _named(used, results),
             "repeats": verdict.repeats,
             "number": claim.number(verdict),
-            "paper's number": _papers_number(claim, verdict),
+            "paper's number": papers or report.DASH,
             "key": f"{paper.key}/{artefact.name}.{key}",
             "own": claim.own,
             "device": "" if used is results else devices(used.records),
@@ -87,13 +88,6 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
             row["why_not"] = _paragraph(artefact, claim, used)
         rows.append(row)
     return sorted(rows, key=lambda row: bool(row["own"]))
-
-
-def _papers_number(claim: Claim, verdict: Verdict) -> str:
-    """Return the paper's number, or the margin, of the case that sets a verdict's word."""
-    name, case = claim.deciding(verdict) if verdict.cases else ("", NotRun())
-    number = None if isinstance(case, NotRun) else claim.papers_number(name, case)
-    return number or report.DASH
 
 
 def judged(artefact: Artefact, written: Claim, results: Results) -> tuple[Claim, Verdict, Results]:
