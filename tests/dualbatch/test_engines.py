@@ -192,6 +192,18 @@ class Focal:
         return functional.cross_entropy(outputs, targets) ** self.power
 
 
+class Power:
+    __slots__ = ("power",)
+    of = 1.0
+    __call__ = Focal.__call__
+
+
+def power(of, power):
+    made, Power.of = Power(), of
+    made.power = power * of
+    return made
+
+
 SMOOTHING = {"now": 0.1}
 
 
@@ -222,6 +234,10 @@ OTHER_FUNCTIONS = {
                          list(UNEVEN), r"loss_fn.w\[1\]"),
     "a global": ("loss_fn", smoothed, 0.1, 0.2, r"loss_fn.SMOOTHING\['now'\]"),
     "an object": ("loss_fn", Focal, 1.0, 2.0, r"loss_fn.power"),
+    "a class": ("loss_fn", lambda of: power(of, 1 / of), 1.0, 2.0, r"loss_fn.of"),
+    "a slot": ("loss_fn", lambda power_: power(1.0, power_), 1.0, 2.0, r"loss_fn.power"),
+    "by function": ("loss_fn", lambda w: (lambda o, t, by={(lambda: 0): w}: weighted(o, t)), 1.0,
+                    2.0, r"loss_fn\(default 0\)\[<function \S+>\]"),
     "another module": ("model_fn", activated, nn.ReLU(), nn.GELU(), r"model.2.class"),
     "a generator": ("loss_fn", lambda g: (lambda o, t: weighted(o, t) if g else 0),
                     torch.Generator().manual_seed(1), torch.Generator().manual_seed(2),
