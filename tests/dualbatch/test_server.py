@@ -109,7 +109,7 @@ class TestMergeRules:
         for tensor in state.values():
             tensor += 1
         server.push(0, 0, state)
-        assert close(server.state, {name: array + 1 for name, array in arrays(make_state()).items()})
+        assert close(server.state, {n: array + 1 for n, array in arrays(make_state()).items()})
 
     def test_average_of_a_round_with_factors(self):
         factors = [0.5, 1.0, 0.25]
