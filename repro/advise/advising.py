@@ -168,7 +168,7 @@ def advise(
     """
     if not 0 <= probe_seconds < float("inf"):
         raise AdviceError(f"probe_seconds is {probe_seconds!r}: give seconds, 0 or more")
-    device = str(device)
+    device = re.sub(r"^cpu:\d+$", "cpu", str(device))
     present = _is_present(device)
     kind = "cpu" if device == "cpu" else "accelerator"
     workload = Workload.of(model, **given)

@@ -21,6 +21,7 @@ LATENCY_S = 3e-5  # of starting a copy
 SWAPPED_SHARE = 0.8  # of an accelerator's memory for tensors; kernels and gaps take the rest
 _MOST = 1 << 24  # samples
 _TUNED = 800  # functions of a trace whose window is tuned in a second or two
+_SAME = "on a CPU the host's memory is the same: the process takes both"
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,7 @@ def _outofcore(case: _Case) -> Prediction:
     link = (FILE, FILE) if in_file else case.speed.link
     seconds, least, peak, host = case.swapped(trace, seen, link)
     if case.on_cpu and not in_file:
-        given["reason"] = "on a CPU the host's memory is the same: the process takes both"
+        given["reason"] = _SAME
     host += trace.held_bytes
     return case.answer(peak + case.beside, seconds, least, host_bytes=host, **given)
 
@@ -328,6 +329,7 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         float(least),
         host_bytes=int(host) + (0 if case.on_cpu else case.batch_bytes(case.batch)),
         settings=settings,
+        reason=_SAME if case.on_cpu else "",
     )
 
 

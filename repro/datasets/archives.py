@@ -105,11 +105,11 @@ def _refused(path: Path, reason: str) -> CorruptDatasetError:
 
 
 def _is_image(name: str, folders: int) -> bool:
-    """Whether a path below the top folder is ``SPLIT/.../FILE`` of an image."""
+    """Whether a path below the top folder is ``SPLIT/.../FILE`` of an image, nothing hidden."""
     split, *between = name.split("/")
     file = PurePosixPath(name)
     known = split in SPLITS and file.suffix.lower() in SUFFIXES
-    return known and len(between) == folders + 1 and not file.name.startswith(".")
+    return known and len(between) == folders + 1 and "/." not in name
 
 
 def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:

@@ -203,6 +203,8 @@ def _indices(mask: Image.Image) -> Image.Image:
     """A mask as class indices: a GIF is black and white, other files hold the index itself."""
     if mask.format == "GIF":
         return mask.convert("L").point(lambda value: int(value > 127))
+    if mask.format == "JPEG":
+        raise ValueError("a JPEG's values are not exact, and a mask's are class indices: give PNG")
     if mask.mode not in ("1", "L", "P"):
         raise ValueError(f"a mask holds one class index per pixel, this is {mask.mode}")
     return Image.fromarray(np.asarray(mask, dtype=np.uint8))

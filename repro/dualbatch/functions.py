@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import pickle
 import random
+import re
 import sys
 import sysconfig
 import types
@@ -107,9 +108,9 @@ class Seen:
         if isinstance(value, list | tuple | deque):
             yield from ((f"[{i}]", v) for i, v in enumerate(islice(value, _ENTRIES)))
         elif isinstance(value, set | frozenset):
-            yield from ((f"[{v}]", True) for v in sorted(map(repr, value))[:_ENTRIES])
+            yield from ((f"[{v}]", True) for v in sorted(map(_key, value))[:_ENTRIES])
         elif isinstance(value, Mapping):
-            yield from ((f"[{k!r}]", v) for k, v in islice(value.items(), _ENTRIES))
+            yield from ((f"[{_key(k)}]", v) for k, v in islice(value.items(), _ENTRIES))
         elif isinstance(value, partial):
             yield "", value.func
             yield from ((f"({i})", v) for i, v in enumerate(value.args))
@@ -128,12 +129,28 @@ class Seen:
             if self._tensors:
                 yield from ((f".{name}", p) for name, p in value.named_parameters())
                 yield from ((f".{name}", b) for name, b in value.named_buffers())
-        elif isinstance(value, types.SimpleNamespace) or not (
-            isinstance(value, type) or _installed(type(value))
-        ):
+        else:
             wanted = object if self._objects else _GENERATORS
-            held = sorted(getattr(value, "__dict__", {}).items())
+            held = sorted(_attributes(value).items())
             yield from ((f".{k}", v) for k, v in held if isinstance(v, wanted))
+
+
+def _key(key: Any) -> str:
+    """A key, without the address that a function or an object has in this process."""
+    return re.sub(" at 0x[0-9a-f]+", "", repr(key))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Attributes of a user's class, or of an object of one: the class's, its own, its slots'."""
+    kind, held = value if isinstance(value, type) else type(value), dict[str, Any]()
+    for base in (base for base in reversed(kind.__mro__) if not _installed(base)):
+        plain = {k: v for k, v in vars(base).items() if not hasattr(v, "__get__")}  # no methods
+        held |= {name: v for name, v in plain.items() if not name.startswith("_")}
+    if value is not kind and (kind is types.SimpleNamespace or not _installed(kind)):
+        state: Any = object.__getstate__(value)
+        for part in state if isinstance(state, tuple) else (state,):
+            held |= part or {}
+    return held
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

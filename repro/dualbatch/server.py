@@ -10,7 +10,7 @@ The core has no clock, no threads and no network: an engine decides when a worke
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -147,7 +147,7 @@ class ParameterServer:
             )
         state = {name: tensor.clone() for name, tensor in self.state.items()}
         pull = Pull(int(worker), self.iterations[worker], self.version, state)
-        self.pulls[pull.worker] = pull
+        self.pulls[pull.worker] = replace(pull, state=self.state)  # theirs may change in place
         return pull
 
     def push(

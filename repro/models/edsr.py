@@ -44,12 +44,12 @@ class EDSR(nn.Module):
         self, blocks: int = 32, width: int = 256, scale: int = 2, channels: int = 3
     ) -> None:
         super().__init__()
-        check_at_least(1, blocks=blocks, width=width, channels=channels)
+        check_at_least(1, blocks=blocks, width=width, scale=scale, channels=channels)
         if scale not in (1, 2, 3, 4, 8):
             raise ValueError(f"scale is {scale}: choose 1, 2, 3, 4 or 8")
         self.head = _conv(channels, width)
         self.body = nn.Sequential(*(_Block(width) for _ in range(blocks)), _conv(width, width))
-        steps = [3] if scale == 3 else [2] * (scale.bit_length() - 1)
+        steps = [3] if scale == 3 else [2] * (int(scale).bit_length() - 1)
         upsample = [
             layer for s in steps for layer in (_conv(width, width * s * s), nn.PixelShuffle(s))
         ]

@@ -62,6 +62,7 @@ MASK = "camvid/test/masks/1.png"
         (mask_files("camvid") | {MASK.replace("png", "jpg"): b""}, "are masks of one image"),
         *((mask_files("camvid") | {MASK: encode(np.full(shape, value, np.uint8))}, "mask")
           for shape, value in (((12, 16), 12), ((5, 5), 0), ((12, 16, 3), 0))),
+        (mask_files("camvid") | {MASK: encode(np.zeros((12, 16), np.uint8), "JPEG")}, "not exact"),
     ],
 )  # fmt: skip
 def test_faulty_sets(tmp_path, files, message):
@@ -71,6 +72,7 @@ def test_faulty_sets(tmp_path, files, message):
 
 def test_only_the_layout_is_read_and_nothing_is_written(tmp_path):
     other = {"flowers5/train/README": b"x", "flowers5/train/ant/notes.txt": b"x", "LICENSE": b"x"}
+    other["flowers5/train/.trash/0.png"] = encode(random_image(0))  # no class
     assert len(load("flowers5", write(tmp_path, class_files() | other, False)).train) == 6
     path = write_archive(tmp_path / "data" / "flowers5.tar.xz", class_files() | other)
     path.parent.chmod(0o555)

@@ -185,6 +185,18 @@ class Focal:
         return functional.cross_entropy(outputs, targets) ** self.power
 
 
+class Power:
+    __slots__ = ("power",)
+    of = 1.0
+    __call__ = Focal.__call__
+
+
+def power(of, power):
+    made, Power.of = Power(), of
+    made.power = power * of
+    return made
+
+
 SMOOTHING = {"now": 0.1}
 
 
@@ -213,6 +225,10 @@ OTHER_FUNCTIONS = {
     "another module": ("model_fn", lambda last: lambda: nn.Sequential(
                            nn.Flatten(), nn.Linear(72, 3), last
                        ), nn.ReLU(), nn.GELU(), r"model.2.class"),
+    "a class": ("loss_fn", lambda of: power(of, 1 / of), 1.0, 2.0, r"loss_fn.of"),
+    "a slot": ("loss_fn", lambda power_: power(1.0, power_), 1.0, 2.0, r"loss_fn.power"),
+    "by function": ("loss_fn", lambda w: (lambda o, t, by={(lambda: 0): w}: weighted(o, t)), 1.0,
+                    2.0, r"loss_fn\(default 0\)\[<function \S+>\]"),
     "a generator": ("loss_fn", lambda g: (lambda o, t: weighted(o, t) if g else 0),
                     torch.Generator().manual_seed(1), torch.Generator().manual_seed(2),
                     r"loss_fn.g"),

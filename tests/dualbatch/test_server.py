@@ -103,6 +103,14 @@ class TestMergeRules:
         assert server.version == 2
         assert close(start, arrays(make_state()))  # and the initial state was copied
 
+    def test_a_state_that_is_trained_in_place(self):
+        server = ParameterServer(make_state(), 1, merge="delta")
+        state = server.pull(0).state
+        for tensor in state.values():
+            tensor += 1
+        server.push(0, 0, state)
+        assert close(server.state, {n: array + 1 for n, array in arrays(make_state()).items()})
+
     def test_average_of_a_round_with_factors(self):
         factors = [0.5, 1.0, 0.25]
         server, w = ParameterServer(make_state(), 3, "bsp"), arrays(make_state())

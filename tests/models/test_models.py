@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ MODELS = {
     "densenet40": (CLASSES | {"growth": 2}, (3, 12, 8), (5,)),
     "deeplabv3plus": (CLASSES | {"width": 4}, (3, 33, 40), (5, 33, 40)),
     "amoebanet_d": (CLASSES | {"num_layers": 3, "num_filters": 8}, (3, 64, 48), (5,)),
-    "edsr": ({"blocks": 2, "width": 4, "scale": 4}, (3, 6, 5), (3, 24, 20)),
+    "edsr": ({"blocks": 2, "width": 4, "scale": np.int64(4)}, (3, 6, 5), (3, 24, 20)),
 }
 EVERY = pytest.mark.parametrize("name", MODELS)
 
@@ -132,6 +133,7 @@ DENSE = {"growth": 12, "num_classes": 10, "in_channels": 3}
         ("amoebanet_d", {"num_layers": 5}, "num_layers is 5, .*pass num_layers=3 or num_layers=6"),
         ("amoebanet_d", {"num_filters": 7}, r"num_filters is 7, .* at least 8"),
         ("edsr", {"scale": 5}, "scale is 5: choose 1, 2, 3, 4 or 8"),
+        ("edsr", {"scale": 2.0}, "scale is 2.0, but must be a whole number"),
         (alexnet, {"width": 63}, "width is 63, .* pass width=60 or width=66"),
         (DenseNet, DENSE | {"depth": 41}, r"depth is 41, but must be 3 n \+ 4: pass depth=40 or"),
         ("resnet20", {"width": True}, "width is True, .*: pass width="),
