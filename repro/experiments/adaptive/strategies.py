@@ -122,6 +122,7 @@ def figure(results: Results, task: str) -> Any:
         if strategy not in PROPOSED[1:] and (value := reported_of(task, strategy).get("value")):
             count = adaptive.updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
             draw.point(papers, count, value, look)
+            papers.plot([], [], lw=1.6, ms=4.5, label=NAMES[strategy], **look)  # for the legend
         records = read.trained(results, task, strategy)
         if records and not read.diverged(results, task, strategy):
             end = judge.mean_of(read.final(results, records, name), trials="seeds")
