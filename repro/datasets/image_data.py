@@ -71,7 +71,10 @@ class Split:
     def _evenly(self, count: int) -> Tensor:
         if not 1 <= count <= len(self):
             raise DatasetError(f"{count} samples of {len(self)}: give 1 to {len(self)}")
-        return torch.linspace(0, len(self) - 1, count).round().long()
+        places = torch.linspace(0, len(self) - 1, count)  # as of the records that there are
+        if len(places.round().unique()) < count:  # float32 is too coarse for so many
+            places = torch.linspace(0, len(self) - 1, count, dtype=torch.float64)
+        return places.round().long()
 
 
 @dataclass(frozen=True, eq=False)

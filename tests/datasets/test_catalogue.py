@@ -10,7 +10,14 @@ from PIL import Image
 from scipy.io import savemat
 
 from repro import paths
-from repro.datasets import CorruptDatasetError, DatasetError, DatasetNotFoundError, download, load
+from repro.datasets import (
+    CorruptDatasetError,
+    DatasetError,
+    DatasetNotFoundError,
+    Split,
+    download,
+    load,
+)
 from repro.measure.files import cache_folder
 
 
@@ -187,6 +194,13 @@ def test_digits():
         assert ((counts / 1797 - share / 10).abs() < 0.003).all()
     assert load("digits").fingerprint == data.fingerprint
     assert load("digits", image_size=16).train.images.shape[1:] == (1, 16, 16)
+
+
+@pytest.mark.parametrize(("count", "of"), [(9992, 10_000), (9999, 10_000), (199_990, 200_000)])
+def test_nearly_all_samples_at_even_distances(count, of):
+    whole = Split(torch.zeros(of, 1, 1, 1), torch.arange(of))
+    kept, left = whole.parted(count)
+    assert kept.labels.unique().numel() == len(kept) == count and len(left) == of - count
 
 
 def test_photos_masks_labels_and_disjoint_regions():
