@@ -360,15 +360,16 @@ def _resized(example: tuple[Any, Any], batch: int) -> tuple[Any, Any]:
             "many, at least 1, samples first"
         )
 
+    def repeated(leaf: Tensor) -> Tensor:
+        return leaf[torch.arange(batch, device=leaf.device) % len(leaf)] if leaf.dim() else leaf
+
     def resize(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.dim():
-            return leaf
-        if not _without_content():
-            return leaf[torch.arange(batch, device=leaf.device) % len(leaf)]
-        empty = torch.empty(batch, *leaf.shape[1:], dtype=leaf.dtype)
+        if not isinstance(leaf, Tensor) or not _without_content():
+            return repeated(leaf) if isinstance(leaf, Tensor) else leaf
+        empty = torch.empty((batch, *leaf.shape[1:]) if leaf.dim() else (), dtype=leaf.dtype)
         if isinstance(empty, FakeTensor) and not leaf.is_floating_point():
             with _disable_current_modes():
-                _know(empty, leaf.cpu()[torch.arange(batch) % len(leaf)])
+                _know(empty, repeated(leaf.cpu()))
         return empty
 
     both: tuple[Any, Any] = map_leaves(resize, example)

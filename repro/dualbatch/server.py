@@ -226,10 +226,15 @@ class ParameterServer:
         merged = {}
         for name, tensor in self.state.items():
             average = self.merge == "average" and tensor.is_floating_point()
-            w = torch.zeros_like(tensor) if average else tensor
+            if average and all(torch.equal(pushed[name], tensor) for pushed, _, _ in commits):
+                merged[name] = tensor  # frozen: its average would drift by rounding
+                continue
+            w = tensor
+            if average:  # half precision would round, and drift, with each worker's part
+                w = torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32))
             for pushed, pulled, f in commits:
                 w = merge_tensor(self.merge, w, pushed[name].to(w.device), pulled[name], f)
-            merged[name] = w
+            merged[name] = w.to(tensor.dtype)
         return merged
 
     def state_dict(self) -> dict[str, Any]:

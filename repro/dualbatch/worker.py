@@ -318,6 +318,11 @@ class Worker:
         if self.recipe.optimizer_state == "kept" and left is not None:
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": state, "param_groups": groups})
+            loaded = optimizer.state_dict()["state"]  # cast to the weights' type: undone here
+            for key, kept in state.items():
+                for name, value in kept.items() if isinstance(kept, dict) else ():
+                    if isinstance(value, Tensor):
+                        loaded[key][name] = value.to(loaded[key][name].device)
         return optimizer
 
     def _left_by(self, optimizer: torch.optim.Optimizer, options: str) -> OptimizerState | None:

@@ -287,6 +287,19 @@ def test_conditions_on_masks_hold_as_in_the_example(how, masked):
     assert own.plain.alive(8).min() >= 8 * 3 * inputs[0].nbytes
 
 
+class Scaled(nn.Linear):
+    def forward(self, inputs: Tensor, scale: Tensor, count: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        return outputs * scale if count > 2 else outputs
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_numbers_that_are_tensors_stay_as_in_the_example(count):
+    inputs = torch.randn(4, 8), torch.tensor(0.5), torch.tensor(count)
+    own = Workload.of(Scaled(8, 3), example=(inputs, torch.randint(3, (4,))))
+    assert ("aten.mul" in {f.name for f in own.plain.small.functions}) == (count > 2)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

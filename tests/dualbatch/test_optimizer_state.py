@@ -21,6 +21,20 @@ def momentum(parameters, lr):
     return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=5e-4)
 
 
+class Precise(torch.optim.Optimizer):
+    """Momentum, summed with more digits than the weights have."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            of = self.state[parameter]
+            of.setdefault("sum", torch.zeros_like(parameter, dtype=torch.float64))
+            parameter -= self.param_groups[0]["lr"] * of["sum"].mul_(0.9).add_(parameter.grad)
+
+
 def by_hand(result, shares, optimizer_fn, kept):
     """Train the shares of an asynchronous run again: one model and one optimizer per worker."""
     with torch.random.fork_rng():
@@ -56,7 +70,7 @@ def by_hand(result, shares, optimizer_fn, kept):
 
 
 @pytest.mark.parametrize(
-    ("optimizer_fn", "kept"), [(momentum, True), (momentum, False), (adam, True)]
+    ("optimizer_fn", "kept"), [(momentum, True), (momentum, False), (adam, True), (Precise, True)]
 )
 def test_the_weights_are_those_of_a_loop_by_hand(optimizer_fn, kept):
     data = Recorder()

@@ -103,6 +103,22 @@ class TestMergeRules:
         assert server.version == 2
         assert close(start, arrays(make_state()))  # and the initial state was copied
 
+    @pytest.mark.parametrize(
+        ("kind", "ulps"), [(torch.bfloat16, 0.51), (torch.float16, 0.51), (torch.float32, 4)]
+    )
+    def test_what_nobody_trains_stays_and_averages_of_halves_round_once(self, kind, ulps):
+        weight = torch.arange(50, dtype=kind)
+        server = ParameterServer({"frozen": weight, "trained": weight}, 7, "bsp")
+        for number in range(20):
+            pulls = [server.pull(worker) for worker in range(7)]
+            for worker, pull in enumerate(pulls):
+                pull.state["trained"] += worker % 2
+                server.push(worker, number, pull.state)
+            assert torch.equal(server.state["frozen"], weight)
+            mean = pulls[0].state["trained"].double() + 3 / 7
+            error = (server.state["trained"].double() - mean).abs() / mean
+            assert error.max() <= ulps * torch.finfo(kind).eps
+
     def test_a_state_that_is_trained_in_place(self):
         server = ParameterServer(make_state(), 1, merge="delta")
         state = server.pull(0).state
