@@ -58,13 +58,11 @@ def short_of_memory(number):
     return loss, asked
 
 
-def parallel_of(model, loss):
-    return DataParallel(model, loss, torch.optim.SGD(model.parameters(), 0.1), micro_batch=4)
-
-
 def test_a_check_that_fails_is_made_three_times_for_each_loss():
     x, y = torch.randn(12, 8), torch.randn(12, 1)
-    parallel = parallel_of(nn.Linear(8, 1), None)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, None, optimizer, micro_batch=4)
     for _ in range(2):
         parallel.loss_fn, asked = short_of_memory(6)
         with pytest.warns(UserWarning, match="could not be checked whether") as told:
@@ -72,15 +70,6 @@ def test_a_check_that_fails_is_made_three_times_for_each_loss():
                 parallel.step(x, y)
         assert asked.count(6) == 3
         assert [each.filename for each in told] == [__file__]
-
-
-def test_the_warning_of_a_model_points_to_the_step():
-    model = nn.Linear(8, 1)
-    model.register_forward_pre_hook(lambda _, given: given[0] - given[0].mean(0))
-    parallel = parallel_of(model, lambda o, t: F.mse_loss(o, t))
-    with pytest.warns(UserWarning, match="depends on the other samples") as told:
-        parallel.step(torch.randn(12, 8), torch.randn(12, 1))
-    assert [each.filename for each in told] == [__file__]
 
 
 def test_the_cost_of_a_loss_whose_check_takes_too_much_memory():

@@ -88,19 +88,16 @@ class TestDivision:
         assert schedule.at_progress(sum([1 / 49] * 49)).epoch == 2
 
 
-class TestSetDropout:
-    def test_every_layer(self):
-        inner = nn.Sequential(nn.Dropout2d(0.7), nn.AlphaDropout(0.1))
-        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), inner)
-        set_dropout(model, 0.25)
-        assert [model[1].p, inner[0].p, inner[1].p] == [0.25] * 3
-        set_dropout(model, 0)
-        x = torch.ones(3, 4)
-        assert torch.equal(model[1](x), x)
-
-    def test_errors(self):
-        with pytest.raises(ValueError, match=r"sets dropout to 0.2, but Linear has no dropout"):
-            set_dropout(nn.Linear(1, 1), 0.2)
+def test_dropout_is_set_in_every_layer():
+    inner = nn.Sequential(nn.Dropout2d(0.7), nn.AlphaDropout(0.1))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), inner)
+    set_dropout(model, 0.25)
+    assert [model[1].p, inner[0].p, inner[1].p] == [0.25] * 3
+    set_dropout(model, 0)
+    x = torch.ones(3, 4)
+    assert torch.equal(model[1](x), x)
+    with pytest.raises(ValueError, match=r"sets dropout to 0.2, but Linear has no dropout"):
+        set_dropout(nn.Linear(1, 1), 0.2)
 
 
 @pytest.mark.parametrize(

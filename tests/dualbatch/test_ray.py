@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import trainings
-from trainings import interrupt, make_data, make_plan, same, train
+from trainings import Centre, interrupt, make_data, make_plan, same, train
 
 ray = pytest.importorskip("ray")
 
@@ -182,19 +182,6 @@ class Holder:
         return True
 
 
-class Centre(torch.nn.Module):
-    """A loss that remembers in a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("c", torch.zeros(3))
-
-    def forward(self, outputs, targets):
-        loss = torch.nn.functional.cross_entropy(outputs - self.c, targets)
-        self.c.lerp_(outputs.detach().mean(0), 0.1)
-        return loss
-
-
 class OwnError(Exception):
     """Of a function."""
 
@@ -230,15 +217,8 @@ class TestFailures:
         assert str(made) in str(caught.value)
 
     def test_what_a_loss_keeps_elsewhere(self, started):
-        class Counting(torch.nn.CrossEntropyLoss):
-            count = 0
-
-            def forward(self, outputs, targets):
-                self.count += 1
-                return super().forward(outputs, targets) / self.count
-
         with pytest.raises(CheckpointError, match=r"replaced, and loss_fn.count changed as the tr"):
-            train(make_plan(1, 1), engine="ray", loss_fn=Counting())
+            train(make_plan(1, 1), engine="ray", loss_fn=Centre(elsewhere=True))
 
     def test_what_changes_in_the_driver_alone(self, started):
         scale = [1.0]

@@ -16,6 +16,7 @@ from trainings import (
     SAMPLES,
     SYNCS,
     TIMES,
+    Centre,
     Recorder,
     interrupt,
     make_data,
@@ -281,23 +282,6 @@ TRAINABLE = {
     "a closure": ((lambda arc: lambda outputs, targets: arc(outputs, targets))(ARC),
                   "loss_fn.arc.w"),
 }  # fmt: skip
-
-
-class Centre(nn.Module):
-    """A loss that remembers in a buffer, or elsewhere."""
-
-    def __init__(self, elsewhere=False):
-        super().__init__()
-        self.register_buffer("c", torch.zeros(3))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self.count, self.elsewhere = 0, elsewhere
-
-    def forward(self, outputs, targets):
-        loss = functional.cross_entropy(outputs - self.c, targets) / (1 + self.count)
-        self.c = self.c.lerp(outputs.detach().mean(0), 0.1)
-        self.steps += 1
-        self.count += self.elsewhere
-        return loss
 
 
 def in_a_closure():

@@ -238,8 +238,6 @@ def test_wrong_weights_are_refused():
         assert error_of(tokens, IGNORED, micro=micro, weights=counts) < 1e-12
     with pytest.raises(LossCheckError):
         error_of(tokens, IGNORED, weights=torch.arange(1.0, N + 1))
-    with pytest.raises(MicroBatchError, match="one weight per sample"):
-        error_of(tokens, IGNORED, weights=[1.0, 10, 2, 3, 5])
 
 
 def test_the_paper_s_normalisation_is_not_checked():
@@ -433,12 +431,8 @@ def test_terms_that_the_outputs_do_not_show():
     for batch in (True, False):
         model = Attribute(batch)
         loss = lambda o, t: F.cross_entropy(o, t) + model.term  # noqa: B023, E731
-        streamer = MicroBatchStreamer(model, loss, 16)
-        if batch:
-            with pytest.raises(LossCheckError):
-                streamer.backward(X, LABELS)
-        else:  # a mean over samples: no alarm
-            streamer.backward(X, LABELS)
+        with pytest.raises(LossCheckError) if batch else nullcontext():
+            MicroBatchStreamer(model, loss, 16).backward(X, LABELS)
 
 
 def test_uint8_labels_are_not_ignored_by_chance():
@@ -449,20 +443,11 @@ def test_uint8_labels_are_not_ignored_by_chance():
     assert token_counts(labels[:, None]).sum() == N
 
 
-class Focal(nn.CrossEntropyLoss):
-    """One of torch's losses with another forward."""
-
-    def forward(self, outputs, targets):
-        loss = F.cross_entropy(outputs, targets, reduction="none")
-        return (loss * loss).sum() / loss.sum()
-
-
-def test_a_changed_loss_of_torchs_is_checked():
+def test_a_loss_of_torchs_with_a_hook_is_checked():
     hooked = nn.CrossEntropyLoss()
     hooked.register_forward_hook(lambda module, args, output: output.sqrt())
-    for loss_fn in (Focal(), hooked):
-        with pytest.raises(LossCheckError):
-            MicroBatchStreamer(make_model(), loss_fn, 16).backward(X, LABELS)
+    with pytest.raises(LossCheckError):
+        MicroBatchStreamer(make_model(), hooked, 16).backward(X, LABELS)
 
 
 def test_a_loss_that_is_constant_without_some_samples():
@@ -546,18 +531,6 @@ def test_a_split_that_drops_or_repeats_samples_is_refused(bounds):
     streamer = MicroBatchStreamer(make_model(), nn.CrossEntropyLoss(), 8, split=split)
     with pytest.raises(UnsplittableBatchError, match="each sample has to be in one of them"):
         streamer.backward(X, LABELS)
-
-
-def test_weights_with_pieces_are_refused():
-    weights, model = torch.full((40,), 100.0), make_model()
-    streamer = MicroBatchStreamer(model, lambda o, t: F.cross_entropy(o, t), 16)
-    for given, options in (
-        ((X[:40], LABELS[:40], weights), {}),
-        ((X[:40], LABELS[:40]), {"weights": weights}),
-    ):
-        with pytest.raises(MicroBatchError, match=r"each piece must be|has no weights"):
-            streamer.backward(iter([given, (X[40:], LABELS[40:])]), **options)
-    assert all(p.grad is None for p in model.parameters())
 
 
 # Losses inside the model, as Hugging Face's

@@ -318,7 +318,6 @@ class Doubled(nn.Conv2d):
     [
         (nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect"), "padding mode is 'reflect'"),
         (nn.Conv2d(3, 3, (2, 3), padding="same"), "'same' is not symmetric for 2×3"),
-        (nn.ConvTranspose2d(3, 3, 3), "it is a ConvTranspose2d"),
         (Doubled(3, 3, 3), "it is a Doubled"),
     ],
 )
@@ -731,10 +730,11 @@ def test_the_report():
         ({"algorithms": "torch"}, "give a list of names"),
         ({"max_error": 0.0}, "max_error is 0.0"),
         ({"devices": "cuda:0"}, "devices is 'cuda:0'; give a list of accelerators such as"),
-        ({"devices": []}, r"devices is \[\]; give a list of accelerators such as"),
-        ({"devices": torch.device("cuda")}, "give a list of accelerators such as"),
+        *(
+            ({"devices": wrong}, "devices is .*; give a list of accelerators such as")
+            for wrong in ([], torch.device("cuda"), ["cpu"], ["cpu", "cuda:0"])
+        ),
         ({"cache": 3}, "cache is 3; give a file"),
-        ({"devices": ["cpu"]}, r"devices is \['cpu'\]; give a list of accelerators such as"),
     ],
 )
 def test_arguments_that_are_no_choice(options, message):

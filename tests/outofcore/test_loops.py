@@ -165,7 +165,6 @@ class TestOthers:
         assert child(code, "") == "0"
         assert child(code, str(tmp_path)) == "2"  # of a file it has no copy
 
-    @pytest.mark.slow
     def test_a_forked_process_may_leave_the_block(self):
         code = """
             import os, torch

@@ -40,14 +40,7 @@ def test_micro_batch_sizes_are_shared_out_among_devices(sim, monkeypatch):
     assert again.measured == 0 and {entry.kernel.device for entry in again.kernels} == {"sim:0"}
 
 
-@pytest.mark.parametrize(
-    ("devices", "message"),
-    [
-        (["cpu", "sim:0"], "give a list of accelerators"),
-        (["sim:1"], "the model is on sim:0, which is not among the devices sim:1"),
-    ],
-)
-def test_devices_that_cannot_measure_for_the_model(sim, devices, message):
+def test_devices_that_cannot_measure_for_the_model(sim):
     model, images = nn.Conv2d(3, 4, 3).to("sim:0"), torch.randn(4, 3, 6, 6, device="sim:0")
-    with pytest.raises(ValueError, match=message):
-        tune(model, images, devices=devices, cache=None)
+    with pytest.raises(ValueError, match="on sim:0, which is not among the devices sim:1"):
+        tune(model, images, devices=["sim:1"], cache=None)
