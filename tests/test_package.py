@@ -216,16 +216,17 @@ def test_import_repro_is_fast_and_light():
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
-    def test_matplotlib_is_imported_by_the_first_figure(self):
-        done = python(
-            """
-            import sys
-            from repro.experiments import PAPERS, load_paper
-            assert [[*paper.artefacts.values()] for paper in map(load_paper, PAPERS)]
-            assert "matplotlib" not in sys.modules
-            """
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+
+def test_matplotlib_is_imported_by_the_first_figure():
+    done = python(
+        """
+        import sys
+        from repro.experiments import PAPERS, load_paper
+        assert [[*paper.artefacts.values()] for paper in map(load_paper, PAPERS)]
+        assert "matplotlib" not in sys.modules
+        """
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @in_a_checkout
