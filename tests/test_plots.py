@@ -37,7 +37,7 @@ COUNTS = {"MBS": (3, 1, 0, 0, 0, 2), "Another": (0, 0, 0, 0, 1, 0)}
 FIGURES = {
     "learning_curves": ((CURVES, QUANTITIES), 2),
     "against_mini_batch": ((SIZES, REFUSED, NEUTRAL, OURS), 4),
-    "effects": (([("MBS", None, None, None), *EFFECTS, LEFT], "ratio", 1.0, True, ["MBS"]), 3),
+    "effects": (([("MBS", None, None, None), *EFFECTS, LEFT], "ratio", ["MBS"]), 3),
     "gains_and_costs": (
         ({"MBS": [("gives", ("reach", 64.0, 32.0, None)), ("costs", EFFECTS[1]),
                   ("accuracy", ("ends", None, -1.5, (-2.0, -1.0)))],
