@@ -282,7 +282,8 @@ def figure_4_5(results: Results, name: str) -> Any:
     """Gain and time over the undivided initial mini-batch, the paper's and ours."""
     unit = "IoU" if name == "table5" else "accuracy"
     better, longer = f"gain in test {unit} (points)", "time of an epoch (ratio)"
-    panels, refused = {}, {}
+    panels: dict[str, Any] = {}
+    refused = {}
     for role in dict.fromkeys(row["model"] for row in PAPER[name]):
         ran = results.select("train", role=role) or results.select("epochs", role=role)
         title, rows = cells.whose(role, ran), paper_rows(role)
