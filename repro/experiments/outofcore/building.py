@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as checkpoints
 from torch.nn import functional
 
-from repro.advise import checkpoint_blocks
 from repro.experiments.design import Config
 from repro.experiments.outofcore.offload import Offload
 from repro.experiments.outofcore.runs import GIB
@@ -58,7 +58,12 @@ def training_step(
         model = Pix2PixHD(**options) if name == "pix2pixhd" else build(name, **options)
     model.train()
     if checkpointing:
-        checkpoint_blocks(model, _BLOCKS)
+        kind = checkpoints.CheckpointImpl.NO_REENTRANT
+        checkpoints.apply_activation_checkpointing(
+            model,
+            partial(checkpoints.checkpoint_wrapper, checkpoint_impl=kind),
+            check_fn=lambda module: type(module).__name__ in _BLOCKS,
+        )
     plain = (_gan_step if name == "pix2pixhd" else _step)(model, config, device)
     if not offload:
         return plain
