@@ -443,11 +443,19 @@ def test_uint8_labels_are_not_ignored_by_chance():
     assert token_counts(labels[:, None]).sum() == N
 
 
-def test_a_loss_of_torchs_with_a_hook_is_checked():
+class Root(nn.CrossEntropyLoss):
+    """One of torch's losses with a forward of its own."""
+
+    def forward(self, outputs, targets):
+        return super().forward(outputs, targets).sqrt()
+
+
+def test_a_changed_loss_of_torchs_is_checked():
     hooked = nn.CrossEntropyLoss()
     hooked.register_forward_hook(lambda module, args, output: output.sqrt())
-    with pytest.raises(LossCheckError):
-        MicroBatchStreamer(make_model(), hooked, 16).backward(X, LABELS)
+    for loss_fn in (Root(), hooked):
+        with pytest.raises(LossCheckError):
+            MicroBatchStreamer(make_model(), loss_fn, 16).backward(X, LABELS)
 
 
 def test_a_loss_that_is_constant_without_some_samples():
