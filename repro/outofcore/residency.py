@@ -9,7 +9,7 @@ import gc
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -82,6 +82,8 @@ class Residency:
         self.on_demand = 0  # swap-ins that no plan had started, so that an operation waited
         self.leaving: deque[Variable] = deque()  # including all with a running copy to the host
         self.ended: deque[Variable] = deque()  # ended, but still counted
+        # Variables with their last use, the least recent at the end; `make_room` takes from it.
+        self._oldest: list[tuple[Variable, int]] = []
         self.known: dict[int, Variable | None] = {}  # by address; None: not managed
         # Bytes by address of storages not managed, since operations first used a part.
         self.uncounted: dict[int, int] = {}
@@ -92,6 +94,7 @@ class Residency:
             WeakValueDictionary()
         )
         self._aliases_met = False
+        self._fixed: list[Variable] = []  # all that are `fixed`
         self._excluded = frozenset(excluded)
         # Weak references that report the end of a storage: its address and its variable.
         self._watches: dict[weakref.ref[torch.UntypedStorage], tuple[int, Variable | None]] = {}
@@ -158,8 +161,14 @@ class Residency:
             variable.storage_ref = reference
             variable.shape = None if tensor.is_nested else tensor.shape
             self.used_bytes += nbytes
-            variable.locked = variable.fixed = locked
+            if locked:
+                self._fix(variable)
         return variable
+
+    def _fix(self, variable: Variable) -> None:
+        if not variable.fixed:
+            variable.locked = variable.fixed = True
+            self._fixed.append(variable)
 
     def _shared(self, storage: Any) -> bool:
         return self.device.type == "cpu" and storage.is_shared()
@@ -171,16 +180,15 @@ class Residency:
         """
         start, counts, foreign = storage.data_ptr(), True, locked
         end = start + storage.nbytes()
-        for variable in self.variables():
-            if not (locked or variable.fixed) or variable.died is not None:
-                continue
-            other = variable.peek() if variable.resident else None
+        self._fixed = [v for v in self._fixed if v.died is None]
+        for variable in self.variables() if locked else self._fixed:
+            other = variable.peek() if variable.resident and variable.died is None else None
             if other is None or other is storage:
                 continue
             at = other.data_ptr()
             if at < end and start < at + variable.nbytes:
-                variable.locked = variable.fixed = locked = True
-                counts = not foreign
+                self._fix(variable)
+                locked, counts = True, not foreign
         return counts, locked
 
     def _meet_aliases(self) -> None:
@@ -318,7 +326,7 @@ class Residency:
         if storage is None:
             return
         if self._shared(storage) or not storage.resizable():
-            variable.locked = variable.fixed = True  # it was shared unnoticed
+            self._fix(variable)  # it was shared unnoticed
             return
         del storage  # so that it may end
         if variable.raw:
@@ -369,13 +377,11 @@ class Residency:
             while self.leaving and self.used_bytes + nbytes > self.budget_bytes:
                 self.settle(self.leaving.popleft())
                 self.bury()
-            movable = (v for v in self.variables() if v.resident and not (v.locked or v.pins))
-            # First variables outside the plan.
-            for variable in sorted(movable, key=lambda v: (v.bound >= 0, v.used)):
-                if self.used_bytes + nbytes <= self.budget_bytes:
-                    return
+            for variable in self._by_last_use():
                 if variable not in kept:
                     self.release(variable)
+                if self.used_bytes + nbytes <= self.budget_bytes:
+                    return
             for variable in self.variables():
                 if variable.locked:
                     self.resized(variable)
@@ -393,6 +399,23 @@ class Residency:
                 "torch's own, or that collectives hold"
             )
         raise BudgetTooSmall(name, needed, self.budget_bytes, where, final=False)
+
+    def _by_last_use(self) -> Iterator[Variable]:
+        """Yield the variables that may leave: those outside the plan first, by their last use."""
+        # To sort thousands of variables for each operation would take longer than the operations.
+        # So first come those of the last order that have not been used since.
+        yield from self._take_oldest()
+        movable = [v for v in self.variables() if v.resident and not (v.locked or v.pins)]
+        movable.sort(key=lambda v: v.used)
+        self._oldest = [(v, v.used) for v in reversed(movable) if v.bound < 0]
+        yield from self._take_oldest()
+        yield from (v for v in movable if v.bound >= 0)
+
+    def _take_oldest(self) -> Iterator[Variable]:
+        while self._oldest:
+            variable, used = self._oldest.pop()
+            if variable.resident and variable.used == used and variable.bound < 0:
+                yield variable
 
     def restore(self) -> None:
         """Bring every variable back, even beyond the budget; raise an error after all others."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from repro.models import resnet20, unet
 from repro.models.densenet import DenseNet
 from repro.outofcore import BudgetTooSmall, OutOfCore, Statistics, operations, record
 from repro.outofcore.host import HostStore
+from repro.outofcore.residency import Residency
 
 
 class InPlaceAndViews(nn.Module):
@@ -139,6 +141,15 @@ def test_operations_on_lists_run_in_parts(optimizer):
     ours = run(budget, optimizer=optimizer)
     assert_same(ours, run(None, optimizer=optimizer))
     assert ours.statistics.peak_bytes <= budget
+
+
+def test_making_room_does_not_sort_all_variables_each_time():
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(50)])
+    seen = patch.object(Residency, "variables", autospec=True, side_effect=Residency.variables)
+    with seen as looks, OutOfCore(budget_bytes=200_000, model=model) as block:
+        model(torch.randn(64, 16)).sum().backward()
+    assert block.statistics.on_demand > 40
+    assert looks.call_count < 20
 
 
 @pytest.mark.slow
