@@ -47,7 +47,7 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab data test test-fast test-thorough test-exhaustive coverage \
+.PHONY: help setup lab data test test-fast test-thorough coverage \
 	unit-methods unit-dualbatch unit-experiments unit-rest unit-device unit-gpu nbval smoke smoke-runs \
 	smoke-simulated recipes docs doctor gpu reproduce-all golden $(PAPERS:%=reproduce-%) report status lint typecheck clean
 
@@ -91,7 +91,7 @@ METHODS := $(patsubst %,tests/%,$(filter-out dualbatch together,$(PAPERS)))
 # Some other tests go along, for they share toy records with those of the experiments.
 WITH_RECORDS := tests/experiments tests/test_cli.py tests/test_notebooks.py
 UNIT := unit-dualbatch unit-experiments unit-methods unit-rest
-CHOICE := not gpu and not exhaustive and not slow
+CHOICE := not gpu and not slow
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction: five minutes on two cores
 	@$(MAKE) --no-print-directory -j3 --output-sync=target smoke-runs $(UNIT) unit-gpu unit-device nbval
 
@@ -99,8 +99,8 @@ test-fast: $(STAMP)  ## unit tests alone, without an accelerator's, while you wo
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
 
 test-thorough: $(STAMP)  ## what make test leaves to CI: tests that take seconds each
-	@$(MAKE) --no-print-directory -j2 --output-sync=target CHOICE="slow and not gpu and not exhaustive" \
-		ON_DEVICE="slow and not exhaustive" smoke $(UNIT) unit-device
+	@$(MAKE) --no-print-directory -j2 --output-sync=target CHOICE="slow and not gpu" \
+		ON_DEVICE="slow" smoke $(UNIT) unit-device
 
 unit-experiments: $(STAMP)
 	@$(PYTEST) -m "$(CHOICE)" $(WITH_RECORDS)
@@ -117,7 +117,7 @@ unit-rest: $(STAMP)
 		--ignore tests/simulated_device --ignore tests/dualbatch
 
 # By themselves: a process that has loaded the simulated device keeps it.
-ON_DEVICE := not slow and not exhaustive
+ON_DEVICE := not slow
 unit-device: $(STAMP)
 	@$(PYTEST) -m "$(ON_DEVICE)" tests/simulated_device
 
@@ -129,16 +129,12 @@ unit-gpu: $(STAMP)
 coverage: $(STAMP)  ## which lines the unit tests run, in their own processes, and which not
 	@rm -f .coverage .coverage.*
 	@failed=0; $(MAKE) --no-print-directory -j3 --output-sync=target \
-		PYTEST="$(BIN)/python -m coverage run -m pytest" CHOICE="not gpu and not exhaustive" \
+		PYTEST="$(BIN)/python -m coverage run -m pytest" CHOICE="not gpu" \
 		$(UNIT) || failed=1; \
 	$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report; exit $$failed
 
 golden: $(STAMP)  ## compute the cheapest reference records again: has a result changed?
 	@$(REPRO) verify
-
-test-exhaustive: $(STAMP)  ## what CI leaves out: long tests of what others show in small
-	@$(BIN)/python -m pytest -m "exhaustive and not gpu" tests --ignore tests/simulated_device
-	@$(BIN)/python -m pytest -m exhaustive tests/simulated_device
 
 nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
 	@$(BIN)/python -m pytest -p no:warnings --nbval --nbval-sanitize-with notebooks/sanitize.cfg \

@@ -173,14 +173,14 @@ def merging(repeats: int) -> None:
     except ImportError:
         print("through Ray: not installed (pip install 'repro[cluster]')")
         return
-    from repro.dualbatch.cluster import connected
+    from repro.dualbatch.cluster import _on_host, connected
 
     class Server:
         def __init__(self, initial) -> None:  # type: ignore[no-untyped-def]
             self.core = ParameterServer(initial, workers=1)
 
         def pull(self):  # type: ignore[no-untyped-def]
-            return self.core.pull(0).state
+            return _on_host(self.core.pull(0).state)
 
         def push(self, number, state):  # type: ignore[no-untyped-def]
             return self.core.push(0, number, state) is not None
@@ -191,7 +191,7 @@ def merging(repeats: int) -> None:
         samples = []
         for number in range(repeats + 2):
             start = time.perf_counter()
-            assert ray.get(actor.push.remote(number, state))
+            assert ray.get(actor.push.remote(number, _on_host(state)))
             ray.get(actor.pull.remote())
             samples.append(time.perf_counter() - start)
     median = statistics.median(samples[2:])

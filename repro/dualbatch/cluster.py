@@ -68,8 +68,11 @@ class WorkerActor:
 def _on_host(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {name: _on_host(value) for name, value in tree.items()}
-    # Copied, since a view would be sent with all of its storage.
-    return _Sent(tree.detach().to("cpu", copy=True)) if isinstance(tree, Tensor) else tree
+    if not isinstance(tree, Tensor):
+        return tree
+    tensor = tree.detach().cpu().resolve_conj().resolve_neg()
+    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return _Sent(tensor if dense else tensor.clone())
 
 
 class _Sent:
@@ -80,17 +83,15 @@ class _Sent:
 
     def __reduce__(self) -> tuple[Any, ...]:
         like = self._tensor.shape, self._tensor.stride(), self._tensor.dtype
-        return _arrived, (_bytes(self._tensor), *like)
-
-
-def _bytes(tensor: Tensor) -> np.ndarray:
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
+        flat = self._tensor.as_strided((self._tensor.numel(),), (1,))
+        return _arrived, (flat.view(torch.uint8).numpy(), *like)
 
 
 def _arrived(sent: np.ndarray, shape: Any, stride: Any, dtype: torch.dtype) -> Tensor:
-    tensor = torch.empty_strided(shape, stride, dtype=dtype)
-    _bytes(tensor)[:] = sent  # what Ray shares is read-only
-    return tensor
+    if sent.size == 0:
+        return torch.empty_strided(shape, stride, dtype=dtype)
+    # Copied, since what Ray shares is read-only; by numpy, which asks for large pages.
+    return torch.from_numpy(sent.copy()).view(dtype).as_strided(shape, stride)
 
 
 @contextlib.contextmanager

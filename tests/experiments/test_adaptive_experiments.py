@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from repro.adaptive import METHODS
 from repro.experiments import captured, load_paper
-from repro.experiments.adaptive import building, experiments, overlap, runs, worker
+from repro.experiments.adaptive import building, experiments, overlap, runs
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, MORE, PHANTOM, STRATEGIES, TASKS
 from repro.experiments.one_run import load
 
@@ -124,22 +123,7 @@ class TestTrain:
         assert found["lr"][3:] == pytest.approx([0.1 * lr, 0.1 * lr * fifth / fourth])
 
 
-class TestProcesses:
-    @pytest.mark.exhaustive
-    def test_steps_of_two_processes(self):
-        (run,) = runs.parallel("smoke", CHOSEN)
-        job = run.config["jobs"][CIFAR]
-        jobs = {CIFAR: job | {"sizes": job["sizes"][:2]}}
-        config = run.config | {"jobs": jobs, "repeats": 1, "seed": 0}
-        own = worker.launch(config, 2)[CIFAR]
-        steps = {(step["averaging"], step["batch"]): step for step in own["steps"]}
-        assert set(steps) == {(way, n) for way in ("none", *METHODS) for n in job["sizes"][:2]}
-        for (way, _), step in steps.items():
-            assert step["processes"] == (1 if way == "none" else 2)
-            assert step["total_s"] > 0 and step["computation_s"] > 0 and step["blocked_s"] >= 0
-            assert (step["communication_s"] > 0) == (way != "none")
-        assert own["difference"] <= 1e-5 and own["buckets"] >= 1
-
+class TestOverlap:
     def test_a_sleeping_layer_has_the_gradient_of_its_sum(self):
         layer, x = overlap.SleepingLayer(3), torch.ones(2, 1, requires_grad=True)
         layer(x).sum().backward()

@@ -59,7 +59,7 @@ def test_a_recipe_that_cannot_start_fails():
     assert try_first_steps(paper, odd).result.startswith(f"{FAILS}ValueError: ")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["gpu", "paper"])
 @pytest.mark.parametrize("key", PAPERS)
 def test_every_run_starts(key, profile):

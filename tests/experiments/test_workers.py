@@ -135,7 +135,7 @@ def test_what_a_killed_process_leaves_is_computed_here(tmp_path):
     assert len(store.load("toy")) == 8 and not list(tmp_path.rglob(".*.lock"))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_what_is_no_result_ends_all(tmp_path):
     with pytest.raises(UsageError, match="no cluster is here"):
         execute(RecordStore(tmp_path), refuse=0)
