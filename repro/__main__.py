@@ -68,12 +68,12 @@ def advise(
     batch: Annotated[int, typer.Option(help="Samples of the mini-batch.")],
     memory: Annotated[str, option(help="Of the device, such as 16GiB or 800MiB.")],
     image: Annotated[str, option(help="Pixels: 224, or 512x1024.")] = "224",
-    classes: Annotated[int | None, typer.Option(help="Instead of the model's own.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Number, if not the model's.")] = None,
     device: Annotated[
         str | None, option(help="cpu, cuda, ..., or a data sheet's: H100. It need not be here.")
     ] = None,
     optimizer: Annotated[str, option(help="sgd, adam or adamw.")] = "sgd",
-    method: Annotated[str | None, option(help="Whose code is shown, else the best's.")] = None,
+    method: Annotated[str | None, option(help="Show its code, not the best method's.")] = None,
     probe: Annotated[
         float, typer.Option(help="Seconds of measured steps where the device is here, or 0.")
     ] = 6.0,
@@ -186,14 +186,14 @@ def run(
 
 @app.command(rich_help_panel=RUN)
 def gpu(
-    minutes: Annotated[float | None, typer.Option(help="Nothing begins that ends later.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Begin nothing that ends later.")] = None,
     out: Annotated[str | None, option(help="Folder for the archive and the log.")] = None,
     only: Annotated[list[str] | None, option(help="A paper, artefact or letter of --list.")] = None,
     listed: Annotated[
         bool, typer.Option("--list", help="Compute nothing; print the list and what is missing.")
     ] = False,
     pieces: Annotated[str | None, option(help="Another list than repro's own, in TOML.")] = None,
-    profile: Annotated[str, option(help="That the list is of.")] = "gpu",
+    profile: Annotated[str, option(help="The list's profile.")] = "gpu",
     device: Device = None,
     data: Data = None,
 ) -> None:

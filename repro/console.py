@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-INTERRUPTED = "interrupted: what was computed stands, run again to go on"
+INTERRUPTED = "interrupted: finished work is kept, run again to go on"
 _LONGEST = 1600  # characters of a line, such as an error that repeats a long argument
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # By name, since not all are imported.

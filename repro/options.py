@@ -43,7 +43,7 @@ Datasets = Annotated[list[str] | None, option("--dataset", help="Use this datase
 Seeds = Annotated[str | None, option(help="A number of seeds (3), or a list (0,5,7).")]
 StandIn = Annotated[
     bool,
-    typer.Option("--data-stand-in", help="Profile paper: take other data where its own lack."),
+    typer.Option("--data-stand-in", help="Profile paper: other data where its own are missing."),
 ]
 Changes = Annotated[
     list[str] | None,

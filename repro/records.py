@@ -330,7 +330,7 @@ def _naming(problem: str, then: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RecordError(
-            f"{problem} ({error.strerror or error}): what was written before stands; "
+            f"{problem} ({error.strerror or error}): earlier records are kept; "
             f"{MAKE_ROOM}, then {then}"
         ) from error
 

@@ -217,7 +217,7 @@ def test_interrupted_while_it_computes(run, results_folder, monkeypatch):
 
     monkeypatch.setattr(measuring, "timeline", interrupted)
     command = ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu")
-    told = "interrupted: what was computed stands, run again to go on\n"
+    told = "interrupted: finished work is kept, run again to go on\n"
     assert run(*command) == (130, "", told)
     assert not [path for path in results_folder.rglob("*") if path.is_file()]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

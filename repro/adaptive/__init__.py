@@ -1,7 +1,6 @@
 """θ-adaptive batch size and learning rate, and the data-parallel training behind it.
 
 Example:
-    >>> import torch
     >>> from repro.adaptive import ThetaController, full_cost, set_lr
     >>> controller = ThetaController(256, 2048, 0.2, decay_at=(80, 120))
     >>> step = controller.observe(2.3, model.parameters())  # before training  # doctest: +SKIP

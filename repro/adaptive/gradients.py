@@ -237,8 +237,8 @@ def full_cost(
     if math.isnan(cost):
         raise ValueError(
             f"the cost of {number} mini-batches is nan: every target is ignored or weighs nothing, "
-            "a loss of one's own finds no target in a mini-batch, or inputs are not finite; leave "
-            "such samples out, or give one of torch's losses, of which ignored targets are known"
+            "a loss of your own finds no target in a mini-batch, or inputs are not finite; leave "
+            "such samples out, or give one of torch's losses, which tell what they ignore"
         )
     return cost
 

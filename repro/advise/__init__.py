@@ -1,12 +1,12 @@
 """Predicts which methods train a batch within a memory, before anything is trained.
 
 Example:
-    >>> from repro.advise import Workload, advise
+    >>> from repro.advise import advise
     >>> advice = advise("torchvision/resnet18", 256, 2 * 2**30, image=224, device="H100")
     >>> print(advice.text())  # doctest: +SKIP
 
-From a training step recorded on tensors that have shapes and no content, the planners of
-`repro.outofcore`, and a data sheet's rates or, where the device is present, a few measured steps.
+The predictions use a training step recorded on tensors without content, the planners of
+`repro.outofcore`, and rates from a data sheet or, where the device is present, from measured steps.
 """
 
 from repro.advise.advising import Advice, advise

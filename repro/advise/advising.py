@@ -146,25 +146,24 @@ def advise(
 ) -> Advice:
     """Predict for each method whether a batch fits, and its time.
 
-    Nothing is computed but, where the device is present, some steps of small batches that are
-    measured, and with `measure` steps of each method that fits. No argument is changed.
+    Where the device is present it times some steps of small batches, and with `measure` steps of
+    each method that fits; else it computes nothing. No argument is changed.
 
     Args:
         model: A model, or its name, as of `Workload.of`.
         batch: Samples of the mini-batch.
         memory_bytes: Limit on the device.
         device: ``"cpu"``, an accelerator of torch's such as ``"cuda"``, or a name with a data sheet
-            (``"H100"``), whose rates are taken where it is absent; ``"cuda"`` is then an H100.
-        probe_seconds: To measure for, at most; 0 to leave it.
-        measure: Run the lines of each method that fits, on a copy of the model, and rank by the
-            median of `STEPS` steps. One that then runs out of memory does not fit; one that fails
-            otherwise is ranked by its prediction, after the measured ones. Needs the device; on a
-            CPU nothing holds a method to the limit.
+            (``"H100"``), which gives the rates of an absent device; ``"cuda"`` is then an H100.
+        probe_seconds: Most seconds of timing small batches; 0 times none.
+        measure: Run each method that fits, on a copy of the model, and rank by the median of
+            `STEPS` steps. One that runs out of memory does not fit; one that fails otherwise is
+            ranked by its prediction, last. Needs the device; a CPU enforces no limit.
         **given: As of `Workload.of`: `example`, `image`, `loss_fn`, `optimizer`, `blocks`,
             `options`.
 
     Raises:
-        AdviceError: A number or a name is none, or the step cannot be recorded or run.
+        AdviceError: A number or a name is invalid, or the step cannot be recorded or run.
     """
     if not 0 <= probe_seconds < float("inf"):
         raise AdviceError(f"probe_seconds is {probe_seconds!r}: give seconds, 0 or more")
@@ -198,7 +197,7 @@ def advise(
 
 
 def ranked(rows: Iterable[Prediction]) -> tuple[Prediction, ...]:
-    """Methods that fit first, measured ones, by time; of those that take as long, the plainest."""
+    """Sort: methods that fit first, of these the measured ones, by time, then by simplicity."""
 
     def rank(row: Prediction) -> tuple[bool, bool, float, int]:
         # Without a time it goes behind undivided training, of which it is a variation.

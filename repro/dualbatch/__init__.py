@@ -5,14 +5,13 @@ resolution of the images is cycled from low to high within each stage of the lea
 
 Modules, in the order of the paper: `plan` (equations 4 to 8), `server` (pull, push, merge rules),
 `progressive` (the schedule), `shares` and `worker` (one share, step by step), `engines` (the
-training loop in one process), `cluster` (the same on Ray). `checks` and `functions` refuse
-arguments and functions that would train wrongly.
+training loop in one process), `cluster` (the same on Ray), `checks` and `functions` (of arguments).
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning for Efficient
 Distributed Training".
 """
 
-from repro.dualbatch.checks import NonFiniteError
+from repro.dualbatch.checks import ClusterError, NonFiniteError
 from repro.dualbatch.engines import EpochResult
 from repro.dualbatch.plan import FACTORS, DualBatchPlan, InfeasiblePlan, largest_k
 from repro.dualbatch.progressive import (
@@ -31,6 +30,7 @@ from repro.measure import CheckpointError
 __all__ = [
     "FACTORS",
     "CheckpointError",
+    "ClusterError",
     "Commit",
     "CyclicProgressiveSchedule",
     "DualBatchPlan",

@@ -274,8 +274,8 @@ def setup(source: Source) -> list[str]:
     ]
     if "quick" in profiles:
         sentences.append(
-            "The profile quick shows the machinery: small networks, few images and epochs. What "
-            "such trainings cannot decide is undecided here."
+            "The profile quick checks that everything runs: small networks, few images and epochs. "
+            "What such trainings cannot decide is undecided here."
         )
     data = {record.dataset["name"]: record.dataset for record in records if record.dataset}
     for name, facts in sorted(data.items()):

@@ -1,4 +1,4 @@
-"""Micro-batch convolution tuning: μ-cuDNN (Oyama et al.), with real algorithms and measured times.
+"""μ-cuDNN (Oyama et al.): divide convolutions' batches, so that faster algorithms fit a workspace.
 
 `tune` makes a model's convolutions run divided; `best_division`, `pareto_front`,
 `assign_workspaces` and `split_batch` are its optimisers, which accept any measurements.

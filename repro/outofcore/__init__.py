@@ -1,5 +1,6 @@
-"""Out-of-core training (Hayakawa and Narihira): a window of bytes to swap, chunks of memory."""
+"""Out-of-core training (Hayakawa, Narihira): swap tensors by a window, build memory of chunks."""
 
+from repro.measure.accelerator import HostMemoryError
 from repro.outofcore.baselines import (
     DoesNotFit,
     fixed_distance,
@@ -24,6 +25,7 @@ __all__ = [
     "BudgetTooSmall",
     "DoesNotFit",
     "Function",
+    "HostMemoryError",
     "Kind",
     "OutOfCore",
     "OutOfCoreWarning",
