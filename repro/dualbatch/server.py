@@ -9,6 +9,7 @@ The core has no clock, no threads and no network: an engine decides when a worke
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -212,6 +213,14 @@ class ParameterServer:
             merged = self._merged(ready)
             if (name := not_finite(merged)) is not None:
                 raise diverged(f"merging makes {name!r} overflow")
+            variances = (t for name, t in merged.items() if name.endswith("running_var"))
+            if self.merge == "delta" and any(bool((t < 0).any()) for t in variances):
+                warnings.warn(
+                    "merging by 'delta' adds up what n workers change, and makes variances of "
+                    "BatchNorm negative: the model gives NaN in evaluation; choose 'journal' or "
+                    "'conference', or a norm without running statistics",
+                    stacklevel=2,
+                )
             self.state, self.version = merged, commit.number + 1
         self._round = waiting
         del self.pulls[worker]

@@ -194,6 +194,7 @@ class Worker:
         self._passes: Callable[[Tensor, Tensor], Any] = self._ordinary
         if recipe.passes_fn is not None:
             self._passes = recipe.passes_fn(self.model, self._loss_fn)
+        self.first_numbers = self.numbers()  # after passes_fn, which may set some
 
     def train(
         self,
@@ -273,6 +274,13 @@ class Worker:
             "loss_fn itself, draw what is random by Share.seed, and log to lists, which may grow"
         )
 
+    def numbers(self) -> Parts:
+        """Numbers among the attributes of the model's modules, by path."""
+        for layer, own in self._dropout.items():  # which settings change
+            layer.p = own
+        parts = Seen("model", self.model, tensors=False).parts
+        return {path: part for path, part in parts.items() if part[0] in "-0123456789TF"}
+
     def _ordinary(self, inputs: Tensor, targets: Tensor) -> Any:
         kind, low = torch.device(self.recipe.device).type, self.recipe.autocast
         with torch.autocast(kind, low) if low is not None else nullcontext():
@@ -325,15 +333,15 @@ class Worker:
                         loaded[key][name] = value.to(loaded[key][name].device)
         return optimizer
 
-    def _left_by(self, optimizer: torch.optim.Optimizer, options: str) -> OptimizerState | None:
+    def _left_by(self, optimizer: torch.optim.Optimizer, options: Parts) -> OptimizerState | None:
         """State for the worker's next share; `options` are the optimizer's initial ones."""
         left = None
         if self.recipe.optimizer_state == "kept":
             left = optimizer.state_dict()["state"]
             if _options(optimizer) != options:
                 raise ValueError(
-                    f"{type(optimizer).__name__} changes its own options as it steps, which begin "
-                    "anew in each share; take another, or optimizer_state='restarted'"
+                    f"{type(optimizer).__name__} changes options or attributes as it steps, which "
+                    "a share loses; keep them in its state, or give optimizer_state='restarted'"
                 )
         loss_state = _buffers_of(self._loss_fn)
         if wrong := [n for n, t in self._loss_state.items() if loss_state[n].shape != t.shape]:
@@ -344,9 +352,12 @@ class Worker:
         return (left or {}) | {_LOSS: loss_state} if loss_state else left
 
 
-def _options(optimizer: torch.optim.Optimizer) -> str:
-    groups = optimizer.param_groups
-    return repr([[(k, v) for k, v in group.items() if k != "params"] for group in groups])
+def _options(optimizer: torch.optim.Optimizer) -> Parts:
+    """An optimizer's options and attributes: what it keeps beside its state."""
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    own = {k: v for k, v in vars(optimizer).items() if k not in ("state", "param_groups")}
+    held = {k: v for k, v in own.items() if not isinstance(v, bool)}  # such as "has warned"
+    return Seen("", (groups, held), tensors=False).parts
 
 
 def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:

@@ -108,6 +108,11 @@ def test_wrong_arguments(shape, options, message):
         PatchLoader(images(4), targets, **{"batch_size": 2, "patch": 4} | options)
 
 
+def test_what_would_part_inputs_from_targets_is_no_option():
+    with pytest.raises(TypeError, match="flip"):
+        PatchLoader(*pairs(2), 5, patch=PATCH, flip=True)
+
+
 @pytest.mark.parametrize("scale", [2, 3, 4])
 def test_low_resolution_as_pil_shrinks_it(scale):
     large = images(19, 3, 24, 36)

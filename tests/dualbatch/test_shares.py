@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import trainings
 from torch import nn
 from torch.nn import functional
 from trainings import (
@@ -353,6 +354,20 @@ class TestWhatFunctionsKeep:
         with pytest.raises(CheckpointError, match=rf"of epoch 1: {path} changed .*buffers of a m"):
             train(PLAN, checkpoint=file, **make())
         assert not file.exists()
+
+    def test_numbers_that_a_model_changes_are_warned_of(self):
+        class Ageing(Linear):
+            def __init__(self):
+                super().__init__()
+                self.steps = self.classes = 0
+
+            def forward(self, images):
+                self.steps += 1
+                return super().forward(images)
+
+        with pytest.warns(UserWarning, match=r"changes the attributes model.steps, which") as told:
+            train(data=DOUBLE, model_fn=Ageing, count=1)
+        assert [one.filename for one in told] == [trainings.__file__]
 
     def test_a_buffer_that_grows_is_refused(self):
         class Growing(Centre):
