@@ -196,8 +196,7 @@ def in_colour(image: Image.Image) -> Image.Image:
         grey = np.asarray(image).astype(np.int64)
         if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:  # white is 0
             grey = most - grey
-        grey = grey * 255 // most
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+        return Image.fromarray((grey * 255 // most).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise ValueError("grey of 8, 12 or 16 bits is read, and this is signed, of 32 or a float")
     return image.convert("RGB")

@@ -1,7 +1,7 @@
 """Pairs of images for restoration: making the inputs, and mini-batches of aligned patches."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,13 +56,12 @@ class PatchLoader(TensorLoader):
         batch_size: Patches in a mini-batch.
         patch: Side of an input's patch in pixels; the target's is s times as long.
         augment: Mirror and rotate patches at random (all eight combinations).
-        seed, shuffle, crop, device: See `TensorLoader`.
+        **options: `seed`, `shuffle`, `crop` and `device` of `TensorLoader`.
     """
 
     def __init__(
         self, inputs: Tensor, targets: Tensor, batch_size: int, *, patch: int,
-        augment: bool = False, seed: int = 0, shuffle: bool = True,
-        crop: Literal["random", "center"] = "random", device: torch.device | str | None = None,
+        augment: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.scale = targets.shape[-1] // inputs.shape[-1]
         wanted = (len(inputs), *(self.scale * side for side in inputs.shape[2:]))
@@ -71,13 +70,13 @@ class PatchLoader(TensorLoader):
                 f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: expected as "
                 "many targets, whose sides are the same whole multiple of the inputs'"
             )
+        if wrong := options.keys() - {"seed", "shuffle", "crop", "device"}:
+            raise DatasetError(f"{', '.join(sorted(wrong))} would part inputs from targets")
         self.augment, self._inputs = augment, inputs.shape[1]
         stacked = torch.cat((inputs, functional.pixel_unshuffle(targets, self.scale)), 1)
-        none, channels = torch.zeros(len(stacked), dtype=torch.int64), stacked.shape[1]
-        super().__init__(
-            stacked, none, batch_size, seed=seed, shuffle=shuffle, crop_size=patch, crop=crop,
-            mean=[0.0] * channels, std=[1.0] * channels, device=device,
-        )  # fmt: skip
+        options |= {"mean": [0.0] * stacked.shape[1], "std": [1.0] * stacked.shape[1]}
+        none = torch.zeros(len(stacked), dtype=torch.int64)
+        super().__init__(stacked, none, batch_size, crop_size=patch, **options)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.

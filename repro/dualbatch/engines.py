@@ -247,14 +247,7 @@ class LocalEngine(Engine):
         return number, done, self.now_s
 
     def changed(self) -> str | None:
-        """Name the functions that changed in the worker's use; warn of a model's numbers."""
-        first, now = self._worker.first_numbers, self._worker.numbers()
-        if numbers := [path for path in first if first[path] != now.get(path)]:
-            warnings.warn(
-                f"training changes the attributes {', '.join(numbers[:5])}, which workers share "
-                "and no checkpoint has; where results depend on them, keep them in buffers",
-                stacklevel=5,  # the caller of `train_dual_batch`
-            )
+        """Name the functions that changed in the worker's use, or None."""
         return self._worker.changed()
 
 

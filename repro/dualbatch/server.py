@@ -215,12 +215,8 @@ class ParameterServer:
                 raise diverged(f"merging makes {name!r} overflow")
             variances = (t for name, t in merged.items() if name.endswith("running_var"))
             if self.merge == "delta" and any(bool((t < 0).any()) for t in variances):
-                warnings.warn(
-                    "merging by 'delta' adds up what n workers change, and makes variances of "
-                    "BatchNorm negative: the model gives NaN in evaluation; choose 'journal' or "
-                    "'conference', or a norm without running statistics",
-                    stacklevel=2,
-                )
+                text = "merging by 'delta' makes variances of BatchNorm negative: evaluation "
+                warnings.warn(f"{text}gives NaN; choose another rule or norm", stacklevel=2)
             self.state, self.version = merged, commit.number + 1
         self._round = waiting
         del self.pulls[worker]

@@ -189,12 +189,11 @@ class Worker:
         if loss_state := _buffers_of(self._loss_fn):
             self._loss_fn = copy.deepcopy(self._loss_fn)
         self._loss_state = loss_state
-        self._parts = self.parts()
         self._last: weakref.ref[torch.optim.Optimizer] | None = None
         self._passes: Callable[[Tensor, Tensor], Any] = self._ordinary
         if recipe.passes_fn is not None:
             self._passes = recipe.passes_fn(self.model, self._loss_fn)
-        self.first_numbers = self.numbers()  # after passes_fn, which may set some
+        self._parts = self.parts()
 
     def train(
         self,
@@ -259,9 +258,13 @@ class Worker:
         return Trained(trained, factor, mean, self._left_by(optimizer, options))
 
     def parts(self) -> Parts:
-        """Visible parts of the functions, without state kept from share to share."""
+        """Visible parts of the functions, and numbers of the model, without state that is kept."""
         kept = {f"loss_fn.{name}" for name in self._loss_state}
+        for layer, own in self._dropout.items():  # which settings change
+            layer.p = own
+        model = Seen("[model]", self.model, tensors=False).parts  # where more may come
         parts = self.recipe.parts(self._loss_fn)
+        parts |= {path: part for path, part in model.items() if part[0] in "-0123456789TF"}
         return {path: part for path, part in parts.items() if path not in kept}
 
     def changed(self) -> str | None:
@@ -270,16 +273,9 @@ class Worker:
             return None
         return (
             f"{', '.join(changed[:5])} changed as the training went on, which is kept neither by "
-            "worker nor in a checkpoint; keep what a loss remembers in buffers of a module that is "
-            "loss_fn itself, draw what is random by Share.seed, and log to lists, which may grow"
+            "worker nor in a checkpoint; keep what a model remembers, or a loss, in buffers of a "
+            "module, draw what is random by Share.seed, and log to lists, which may grow"
         )
-
-    def numbers(self) -> Parts:
-        """Numbers among the attributes of the model's modules, by path."""
-        for layer, own in self._dropout.items():  # which settings change
-            layer.p = own
-        parts = Seen("model", self.model, tensors=False).parts
-        return {path: part for path, part in parts.items() if part[0] in "-0123456789TF"}
 
     def _ordinary(self, inputs: Tensor, targets: Tensor) -> Any:
         kind, low = torch.device(self.recipe.device).type, self.recipe.autocast

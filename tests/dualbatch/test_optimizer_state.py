@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional
-from trainings import SYNCS, Recorder, interrupt, make_model, make_plan, same, train
+from trainings import SYNCS, Recorder, make_model, make_plan, resumed, same, train
 
 from repro.dualbatch import CheckpointError
 
@@ -95,10 +95,8 @@ class Own(torch.optim.SGD):
 )
 def test_a_checkpoint_goes_on_with_it(options, optimizer_fn, tmp_path):
     options = options | {"optimizer_fn": optimizer_fn, "plan": PLAN}
-    path, whole = tmp_path / "training.pt", train(**options)
-    interrupt(path, 2, **options)
-    resumed = train(checkpoint=path, **options)
-    assert same(resumed.state, whole.state) and resumed.log == whole.log
+    path = tmp_path / "training.pt"
+    resumed(path, 2, **options)
     with pytest.raises(CheckpointError, match="optimizer_state differ"):
         train(checkpoint=path, optimizer_state="restarted", **options)
 
@@ -151,17 +149,15 @@ class Estimating(torch.optim.SGD):
 
 
 class Listing(torch.optim.SGD):
-    """Keeps sums in a list, and its parameters in another."""
+    """Keeps its steps in a list, and its parameters in another."""
 
     def __init__(self, parameters, lr):
         super().__init__(parameters, lr)
-        self.all = list(parameters)
-        self.sums = [torch.zeros_like(p) for p in self.all]
+        self.all, self.steps = list(parameters), [0]
 
     def step(self):
-        for parameter, total in zip(self.all, self.sums, strict=True):
-            parameter.grad = total.mul_(0.9).add_(parameter.grad).clone()
         super().step()
+        self.steps[0] += 1
 
 
 MADE = {}  # looked up by a function that makes its optimizer once
