@@ -119,15 +119,10 @@ class TestStore:
 
 class TestCorruptRecords:
     CONTENTS: ClassVar = {
-        "empty": b"",
-        "truncated": None,  # half of a record
-        "not JSON": b"accuracy: 12",
-        "not text": b"\xff\xfe\x00",
-        "a list": b"[]",
-        "a number": b"3",
-        "another program's": b'{"accuracy": 12}',
-        "nested without end": b"[" * 200_000,
-    }
+        "empty": b"", "truncated": None, "a list": b"[]", "a number": b"3",  # None: half of one
+        "not JSON": b"accuracy: 12", "not text": b"\xff\xfe\x00",
+        "another program's": b'{"accuracy": 12}', "nested without end": b"[" * 200_000,
+    }  # fmt: skip
 
     @pytest.mark.parametrize("kind", CONTENTS)
     def test_the_error_names_the_file_and_what_to_do(self, store, record, kind):

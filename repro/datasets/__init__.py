@@ -25,28 +25,8 @@ from repro.datasets.phantom import phantom
 from repro.datasets.timings import TIMES, EpochTimes, find_times, load_times
 
 __all__ = [
-    "NAMES",
-    "TIMES",
-    "Ahead",
-    "CorruptDatasetError",
-    "DataFolderError",
-    "DatasetError",
-    "DatasetNotFoundError",
-    "EpochTimes",
-    "ImageData",
-    "PatchLoader",
-    "Split",
-    "StreamedImages",
-    "TensorLoader",
-    "available",
-    "channel_statistics",
-    "dense",
-    "download",
-    "find_times",
-    "load",
-    "load_times",
-    "looked_for",
-    "low_resolution",
-    "noisy",
-    "phantom",
-]
+    "NAMES", "TIMES", "Ahead", "CorruptDatasetError", "DataFolderError", "DatasetError",
+    "DatasetNotFoundError", "EpochTimes", "ImageData", "PatchLoader", "Split", "StreamedImages",
+    "TensorLoader", "available", "channel_statistics", "dense", "download", "find_times", "load",
+    "load_times", "looked_for", "low_resolution", "noisy", "phantom",
+]  # fmt: skip

@@ -29,7 +29,7 @@ from repro.measure.files import cache_folder, regular, replacing
 from repro.measure.host import memory_bytes
 
 SPLITS = ("train", "val", "test")
-SUFFIXES = {".jpg", ".jpeg", ".png"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".bmp", ".gif", ".webp"}
 BOMB_BYTES, BOMB_RATIO = 2**28, 100  # images hardly compress: their ratio is below 2
 
 logger = logging.getLogger(__name__)

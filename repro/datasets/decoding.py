@@ -191,9 +191,12 @@ def in_colour(image: Image.Image) -> Image.Image:
     ValueError: it holds grey of which no largest value is known.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-        bits = getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (16,))[0]
-        grey = np.asarray(image).astype(np.int64) * 255 // (2**bits - 1)
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+        tags: Any = getattr(image, "tag_v2", {})
+        most = 2 ** tags.get(ExifTags.Base.BitsPerSample, (16,))[0] - 1
+        grey = np.asarray(image).astype(np.int64)
+        if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:  # white is 0
+            grey = most - grey
+        return Image.fromarray((grey * 255 // most).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise ValueError("grey of 8, 12 or 16 bits is read, and this is signed, of 32 or a float")
     return image.convert("RGB")

@@ -23,15 +23,10 @@ from repro.datasets.image_data import (
 )
 
 PHOTOGRAPHS = {
-    "astronaut": "astronaut.png",
-    "cat": "chelsea.png",
-    "coffee": "coffee.png",
-    "galaxies": "hubble_deep_field.jpg",
-    "motorcycle": "motorcycle_left.png",
-    "retina": "retina.jpg",
-    "rocket": "rocket.jpg",
-    "tissue": "ihc.png",
-}
+    "astronaut": "astronaut.png", "cat": "chelsea.png", "coffee": "coffee.png",
+    "galaxies": "hubble_deep_field.jpg", "motorcycle": "motorcycle_left.png",
+    "retina": "retina.jpg", "rocket": "rocket.jpg", "tissue": "ihc.png",
+}  # fmt: skip
 
 
 def digits(image_size: int | Size | None = None) -> ImageData:

@@ -268,6 +268,8 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     count = images.numel() / images.shape[1] * 255
     mean = total / count
     variance = (squares / (count * 255) - mean.square()).clamp_min(0)
+    # Of a constant channel rounding would leave a little, by which the pixels were divided.
+    variance[squares * (images.numel() // images.shape[1]) == total.square()] = 0
     return tuple(mean.tolist()), tuple(variance.sqrt().tolist())
 
 

@@ -70,6 +70,8 @@ class PatchLoader(TensorLoader):
                 f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: expected as "
                 "many targets, whose sides are the same whole multiple of the inputs'"
             )
+        if wrong := options.keys() - {"seed", "shuffle", "crop", "device"}:
+            raise DatasetError(f"{', '.join(sorted(wrong))} would part inputs from targets")
         self.augment, self._inputs = augment, inputs.shape[1]
         stacked = torch.cat((inputs, functional.pixel_unshuffle(targets, self.scale)), 1)
         options |= {"mean": [0.0] * stacked.shape[1], "std": [1.0] * stacked.shape[1]}

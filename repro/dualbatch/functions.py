@@ -59,7 +59,7 @@ class Seen:
         name: The path's beginning.
         value: A function, or an object in its place.
         objects: Include the attributes of users' objects; else only their class and generators.
-        tensors: Include the values of a module's parameters and buffers.
+        tensors: Include the values of parameters, and of a module's buffers.
 
     Attributes:
         parts: Parts by path.
@@ -85,7 +85,8 @@ class Seen:
             return
         self._met[id(value)] = path, value
         if isinstance(value, Tensor):
-            self.parts[path] = _values(value)
+            known = isinstance(value, nn.Parameter) and not self._tensors
+            self.parts[path] = "parameter" if known else _values(value)
             if value.requires_grad:
                 self.trainable.append(path)
         elif isinstance(value, np.ndarray):

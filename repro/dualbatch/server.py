@@ -9,6 +9,7 @@ The core has no clock, no threads and no network: an engine decides when a worke
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -212,6 +213,10 @@ class ParameterServer:
             merged = self._merged(ready)
             if (name := not_finite(merged)) is not None:
                 raise diverged(f"merging makes {name!r} overflow")
+            variances = (t for name, t in merged.items() if name.endswith("running_var"))
+            if self.merge == "delta" and any(bool((t < 0).any()) for t in variances):
+                text = "merging by 'delta' makes variances of BatchNorm negative: evaluation "
+                warnings.warn(f"{text}gives NaN; choose another rule or norm", stacklevel=2)
             self.state, self.version = merged, commit.number + 1
         self._round = waiting
         del self.pulls[worker]

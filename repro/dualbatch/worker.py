@@ -189,11 +189,11 @@ class Worker:
         if loss_state := _buffers_of(self._loss_fn):
             self._loss_fn = copy.deepcopy(self._loss_fn)
         self._loss_state = loss_state
-        self._parts = self.parts()
         self._last: weakref.ref[torch.optim.Optimizer] | None = None
         self._passes: Callable[[Tensor, Tensor], Any] = self._ordinary
         if recipe.passes_fn is not None:
             self._passes = recipe.passes_fn(self.model, self._loss_fn)
+        self._parts = self.parts()
 
     def train(
         self,
@@ -258,9 +258,13 @@ class Worker:
         return Trained(trained, factor, mean, self._left_by(optimizer, options))
 
     def parts(self) -> Parts:
-        """Visible parts of the functions, without state kept from share to share."""
+        """Visible parts of the functions, and numbers of the model, without state that is kept."""
         kept = {f"loss_fn.{name}" for name in self._loss_state}
+        for layer, own in self._dropout.items():  # which settings change
+            layer.p = own
+        model = Seen("[model]", self.model, tensors=False).parts  # where more may come
         parts = self.recipe.parts(self._loss_fn)
+        parts |= {path: part for path, part in model.items() if part[0] in "-0123456789TF"}
         return {path: part for path, part in parts.items() if path not in kept}
 
     def changed(self) -> str | None:
@@ -269,8 +273,8 @@ class Worker:
             return None
         return (
             f"{', '.join(changed[:5])} changed as the training went on, which is kept neither by "
-            "worker nor in a checkpoint; keep what a loss remembers in buffers of a module that is "
-            "loss_fn itself, draw what is random by Share.seed, and log to lists, which may grow"
+            "worker nor in a checkpoint; keep what a model remembers, or a loss, in buffers of a "
+            "module, draw what is random by Share.seed, and log to lists, which may grow"
         )
 
     def _ordinary(self, inputs: Tensor, targets: Tensor) -> Any:
@@ -325,15 +329,15 @@ class Worker:
                         loaded[key][name] = value.to(loaded[key][name].device)
         return optimizer
 
-    def _left_by(self, optimizer: torch.optim.Optimizer, options: str) -> OptimizerState | None:
+    def _left_by(self, optimizer: torch.optim.Optimizer, options: Parts) -> OptimizerState | None:
         """State for the worker's next share; `options` are the optimizer's initial ones."""
         left = None
         if self.recipe.optimizer_state == "kept":
             left = optimizer.state_dict()["state"]
             if _options(optimizer) != options:
                 raise ValueError(
-                    f"{type(optimizer).__name__} changes its own options as it steps, which begin "
-                    "anew in each share; take another, or optimizer_state='restarted'"
+                    f"{type(optimizer).__name__} changes options or attributes as it steps, which "
+                    "a share loses; keep them in its state, or give optimizer_state='restarted'"
                 )
         loss_state = _buffers_of(self._loss_fn)
         if wrong := [n for n, t in self._loss_state.items() if loss_state[n].shape != t.shape]:
@@ -344,9 +348,12 @@ class Worker:
         return (left or {}) | {_LOSS: loss_state} if loss_state else left
 
 
-def _options(optimizer: torch.optim.Optimizer) -> str:
-    groups = optimizer.param_groups
-    return repr([[(k, v) for k, v in group.items() if k != "params"] for group in groups])
+def _options(optimizer: torch.optim.Optimizer) -> Parts:
+    """An optimizer's options and attributes: what it keeps beside its state."""
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    own = {k: v for k, v in vars(optimizer).items() if k not in ("state", "param_groups")}
+    held = {k: v for k, v in own.items() if not isinstance(v, bool)}  # such as "has warned"
+    return Seen("", (groups, held), tensors=False).parts
 
 
 def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:

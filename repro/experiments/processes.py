@@ -79,11 +79,7 @@ class Workers:
             spawning = multiprocessing.get_context("spawn")
             ends, self._alive = spawning.Pipe(duplex=False)
             self._pool = concurrent.futures.ProcessPoolExecutor(
-                self.count,
-                spawning,
-                _begin,
-                (ends,),
-                max_tasks_per_child=self._most_items,
+                self.count, spawning, _begin, (ends,), max_tasks_per_child=self._most_items
             )
         try:
             running: dict[concurrent.futures.Future[Result], Item] = {}

@@ -252,10 +252,7 @@ def execute(
         torch.set_num_threads(1)
     steps = survey(paper, runs, setting, store)
     interactive = sys.stderr.isatty()
-    with (
-        Bar(paper.key, len(steps), shown=interactive) as bar,
-        Workers(1, each_new=True) as own,
-    ):
+    with Bar(paper.key, len(steps), shown=interactive) as bar, Workers(1, each_new=True) as own:
         left = {step.key: step for step in steps}
         say = bar.write if interactive else report
         make = partial(settle, paper, setting, store)

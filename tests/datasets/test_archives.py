@@ -73,13 +73,14 @@ def test_faulty_sets(tmp_path, files, message):
 def test_only_the_layout_is_read_and_nothing_is_written(tmp_path):
     other = {"flowers5/train/README": b"x", "flowers5/train/ant/notes.txt": b"x", "LICENSE": b"x"}
     other["flowers5/train/.trash/0.png"] = encode(random_image(0))  # no class
-    assert len(load("flowers5", write(tmp_path, class_files() | other, False)).train) == 6
-    path = write_archive(tmp_path / "data" / "flowers5.tar.xz", class_files() | other)
+    files = class_files() | {"flowers5/train/ant/0.WEBP": encode(random_image(0), "WEBP")}
+    assert len(load("flowers5", write(tmp_path, files | other, False)).train) == 7
+    path = write_archive(tmp_path / "data" / "flowers5.tar.xz", files | other)
     path.parent.chmod(0o555)
     before = sorted(path.parent.rglob("*"))
     read = {f"flowers5/{name}": bytes(got) for name, got in archives.read_archive(path).items()}
-    assert read == class_files()
-    assert len(load("flowers5", path.parent).train) == 6
+    assert read == files
+    assert len(load("flowers5", path.parent).train) == 7
     assert sorted(path.parent.rglob("*")) == before
     always = {"digits", "photos", "phantom"}
     assert set(available(path.parent)) == always | {"flowers5"}

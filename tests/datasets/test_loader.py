@@ -125,6 +125,7 @@ def test_statistics_and_normalisation():
         ({"crop_size": 12}, "does not fit"),
         ({"mean": (0.5,)}, "each of the 3 channels"),
         ({"std": (0.5, float("nan"), 0.5)}, r"std=\(0.5, nan, 0.5\): expected a finite"),
+        *(({"images": torch.full_like(IMAGES, v)}, "constant images have 0") for v in (0, 1, 251)),
         ({"images": IMAGES.float()}, "expected uint8"),
         ({"targets": LABELS[:-1]}, r"of shape \(36,\); expected int64 labels"),
         ({"targets": MASKS[:, 1:]}, r"masks \(N, H, W\) for images"),

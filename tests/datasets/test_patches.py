@@ -100,6 +100,7 @@ def test_an_epoch_is_the_same_on_an_accelerator_and_waits_at_its_start_alone(dev
         ((4, 3, 9, 6), {}, "the same whole multiple"),
         ((5, 3, 18, 24), {}, "as many targets"),
         ((4, 3, 18, 24), {"patch": 10}, r"crop_size=\(10, 10\) does not fit"),
+        ((4, 3, 18, 24), {"flip": True}, "flip would part inputs from targets"),
     ],
 )
 def test_wrong_arguments(shape, options, message):

@@ -109,6 +109,9 @@ GREY = {
     "PNG": encoded_as("PNG", SHADES),
     "TIFF": encoded_as("TIFF", SHADES),
     "TIFF of 12 bits": tiff_of_12_bits(),
+    "TIFF, 0 is white": encoded_as("TIFF", 65_535 - SHADES).replace(
+        struct.pack("<HHII", 262, 3, 1, 1), struct.pack("<HHII", 262, 3, 1, 0)
+    ),
     "PGM": b"P5 4 4 65535\n" + SHADES.astype(">u2").tobytes(),
     "PGM of 12 bits": b"P5 4 4 4095\n" + (SHADES >> 4).astype(">u2").tobytes(),
 }

@@ -10,10 +10,10 @@ from trainings import (
     TIMES,
     Recorder,
     Stop,
-    interrupt,
     make_data,
     make_model,
     make_plan,
+    resumed,
     same,
     train,
     without_wall_time,
@@ -134,11 +134,7 @@ def test_with_jitter_each_seed_has_its_order_and_keeps_it(tmp_path):
     assert order() == order(seed=1) == [0, 1, 2] * 4
     one, other = order(jitter=0.01), order(jitter=0.01, seed=1)
     assert one == order(jitter=0.01) != other
-    whole = train(jitter=0.3)
-    path = tmp_path / "training.pt"
-    interrupt(path, 2, jitter=0.3)
-    resumed = train(jitter=0.3, checkpoint=path)
-    assert resumed.log == whole.log and same(resumed.state, whole.state)
+    resumed(tmp_path / "training.pt", 2, jitter=0.3)
 
 
 class TestStraggler:
@@ -281,10 +277,8 @@ class TestResume:
 
     def test_with_a_sub_stage_that_leaves_dropout(self, tmp_path):
         schedule = CyclicProgressiveSchedule([Stage(4, 0.1)], [SubStage(6, 0.6), SubStage(6)])
-        whole, path = train(schedule=schedule), tmp_path / "training.pt"
-        interrupt(path, 3, schedule=schedule)
         # The rate of the first sub-stage, which another process has set, does not stay.
-        assert same(train(checkpoint=path, schedule=schedule).state, whole.state)
+        resumed(tmp_path / "training.pt", 3, schedule=schedule)
 
     def test_damaged_checkpoints(self, tmp_path):
         path = tmp_path / "training.pt"

@@ -119,6 +119,14 @@ class TestMergeRules:
             error = (server.state["trained"].double() - mean).abs() / mean
             assert error.max() <= ulps * torch.finfo(kind).eps
 
+    def test_variances_that_become_negative_are_warned_of(self):
+        server = ParameterServer({"0.running_var": torch.ones(2)}, 2, merge="delta")
+        server.pull(0), server.pull(1)
+        smaller = {"0.running_var": torch.tensor([0.3, 1.0])}
+        server.push(0, 0, smaller)
+        with pytest.warns(UserWarning, match=r"'delta' .* variances of BatchNorm negative"):
+            server.push(1, 0, smaller)
+
     def test_a_state_that_is_trained_in_place(self):
         server = ParameterServer(make_state(), 1, merge="delta")
         state = server.pull(0).state

@@ -22,6 +22,7 @@ from trainings import (
     make_data,
     make_model,
     make_plan,
+    resumed,
     same,
     train,
 )
@@ -176,11 +177,8 @@ class TestPasses:
 class TestModels:
     def test_buffers_that_are_not_saved_start_anew_with_each_share(self, tmp_path):
         options = {"model_fn": Counting, "evaluate": lambda model: {"steps": float(model.steps)}}
-        whole = train(**options)
+        whole = resumed(tmp_path / "training.pt", 1, **options)
         assert [entry.metrics["steps"] for entry in whole.history] == [0.0] * 4
-        path = tmp_path / "training.pt"
-        interrupt(path, 1, **options)
-        assert same(train(checkpoint=path, **options).state, whole.state)
         assert same(train(model_fn=Counting, follow=whole.log).state, whole.state)
 
     def test_a_rest_of_one_sample_with_batch_normalization(self):
@@ -311,7 +309,20 @@ def drawing():
     return {"data": lambda share: ((x * generator.random(), y) for x, y in batches(share))}
 
 
+class Ageing(Linear):
+    """A model that counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.side = 0, None
+
+    def forward(self, images):
+        self.steps, self.side = self.steps + 1, images.shape[-1]
+        return super().forward(images.double())
+
+
 KEPT_NOWHERE = {
+    "a model's number": (lambda: {"model_fn": Ageing}, r"\[model\].steps"),
     "attribute": (lambda: {"loss_fn": Centre(True)}, "loss_fn.count"),
     "buffers within": (lambda: {"loss_fn": partial(Centre())}, "loss_fn.c, loss_fn.steps"),
     "closure": (in_a_closure, r"loss_fn.kept\['c'\]"),

@@ -56,12 +56,8 @@ def epochs(count: int) -> CyclicProgressiveSchedule:
 
 def train(plan: DualBatchPlan | None = None, count: int = 4, **options: Any) -> DualBatchResult:
     """Train the small network."""
-    given: dict[str, Any] = {
-        "model_fn": make_model,
-        "data": make_data(),
-        "plan": plan or make_plan(),
-        "schedule": epochs(count),
-    }
+    given: dict[str, Any] = {"model_fn": make_model, "data": make_data(), "schedule": epochs(count)}
+    given |= {"plan": plan or make_plan()}
     return train_dual_batch(**(given | options))
 
 
@@ -91,6 +87,15 @@ class Recorder:
         self.shares.append(share)
         for index in share.indices.split(share.batch_size):
             yield self.images[index], self.labels[index]
+
+
+def resumed(path: Path, epoch: int, **options: Any) -> DualBatchResult:
+    """Return a whole training, which one that is stopped after an epoch and resumed repeats."""
+    whole = train(**options)
+    interrupt(path, epoch, **options)
+    again = train(checkpoint=path, **options)
+    assert same(again.state, whole.state) and again.log == whole.log
+    return whole
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -30,14 +30,9 @@ GPU = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
 LARGEST = "the largest"  # in a rule: the largest batch size that the way trains
 RATE = 100.0  # images/s of the largest mini-batch in core
 RELATIVE = {  # ResNet-50's to the speed in core; 1.2 of other networks
-    "schedule": 0.7,
-    "schedule_va": 0.75,
-    "lms": 0.55,
-    "paper": 0.65,
-    "checkpointing": 0.6,
-    "save_on_cpu": 0.5,
-    "offload": 0.6,
-}
+    "schedule": 0.7, "schedule_va": 0.75, "lms": 0.55, "paper": 0.65, "checkpointing": 0.6,
+    "save_on_cpu": 0.5, "offload": 0.6,
+}  # fmt: skip
 BY_SCHEDULE = {"window": 0.8, "paper": 0.7, "lms": 0.54, "vdnn": 0.5, "on_demand": 0.4}
 # The largest batch sizes in core, with scheduling alone and with chunks, about as the paper has it.
 REACH: dict[str, dict[str, tuple[int, int, int]]] = {

@@ -39,13 +39,9 @@ class TestDividedFaster:
 
     @pytest.mark.parametrize(
         ("needed", "left", "word"),
-        [
-            (0, NAMES, "not run"),
-            (0, ("DenseNet-40",), "undecided"),
-            (7, NAMES, "reproduced"),
-            (8, NAMES, "not run"),
-        ],
-    )
+        [(0, NAMES, "not run"), (0, ("DenseNet-40",), "undecided"),
+         (7, NAMES, "reproduced"), (8, NAMES, "not run")],
+    )  # fmt: skip
     def test_a_limit_that_does_not_bind_or_leaves_most_to_us(self, needed, left, word):
         """Of 14 kernels, those that the limit keeps from torch's own undivided."""
 

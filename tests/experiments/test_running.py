@@ -378,8 +378,8 @@ class TestSources:
     @pytest.fixture
     def provide(self, results_folder: Path, make_record):
         def provide(where: str, x: int, **changes) -> None:
-            values = {"paper": "toy", "config": {"x": x}, "key": f"{where}{x}"}
-            values["key"] = values["key"].replace("/", "-")
+            key = f"{where}{x}-{changes.get('seed', 0)}".replace("/", "-")
+            values = {"paper": "toy", "config": {"x": x}, "key": key}
             RecordStore(results_folder / where).write(make_record("add", **values | changes))
 
         return provide
@@ -413,29 +413,26 @@ class TestSources:
         assert self.shown(toy).profile == "smoke"
         provide("reference/cpu-2-cores/quick", 1)
         assert self.shown(toy).profile == "quick"  # toy records hide nothing
-        for seed in (0, 1, 2):
-            for x in (1, 2):
-                changes = {"seed": seed, "key": f"k{x}{seed}"}
-                provide("reference/cpu-2-cores/quick", x, **changes)
+        for x, seed in itertools.product((1, 2), (0, 1, 2)):
+            provide("reference/cpu-2-cores/quick", x, seed=seed)
         provide("local/gpu", 1)
         assert self.shown(toy).profile == "quick"
         assert self.shown(toy, "gpu").profile == "gpu"
-        for seed in (0, 1, 2):
-            for x in (1, 2):
-                provide("local/gpu", x, seed=seed, key=f"g{x}{seed}")
+        for x, seed in itertools.product((1, 2), (0, 1, 2)):
+            provide("local/gpu", x, seed=seed)
         assert self.shown(toy).profile == "gpu"
 
     def test_a_gpus_reference_of_some_runs_stands_beside_a_cpus(self, toy, provide, make_record):
         gpu = make_record("add").device | {"type": "cuda", "name": "NVIDIA H200"}
         for x, seed in itertools.product((1, 2), (0, 1, 2)):
-            provide("reference/cpu-2-cores/quick", x, seed=seed, key=f"q{x}{seed}")
+            provide("reference/cpu-2-cores/quick", x, seed=seed)
         assert self.shown(toy).gpu is None
         provide("reference/nvidia-h200/gpu", 1, device=gpu)
         shown = self.shown(toy)
         assert (shown.profile, shown.gpu.profile, len(shown.gpu.records)) == ("quick", "gpu", 1)
         assert self.shown(toy, "quick").gpu is None
         for x, seed in itertools.product((1, 2), (0, 1)):
-            provide("reference/nvidia-h200/gpu", x, seed=seed, key=f"g{x}{seed}", device=gpu)
+            provide("reference/nvidia-h200/gpu", x, seed=seed, device=gpu)
         assert (self.shown(toy).profile, self.shown(toy).gpu) == ("gpu", None)
         provide("local/quick", 1)
         assert (self.shown(toy, "quick").profile, self.shown(toy, "quick").gpu) == ("quick", None)
@@ -445,15 +442,13 @@ class TestSources:
         configs = [{"x": x, "role": f"network {x}"} for x in (1, 2, 3, 4)]
         runs = [Run("add", config, label=str(config)) for config in configs]
         artefact = replace(A, plan=lambda *_: runs)
-        for x, config in enumerate(configs):
-            for seed in (0, 1):
-                made = {"config": config, "seed": seed, "key": f"{x}{seed}"}
-                provide("reference/cpu-2-cores/quick", x, **made)
+        for config, seed in itertools.product(configs, (0, 1)):
+            provide("reference/cpu-2-cores/quick", config["x"], config=config, seed=seed)
         shown = []
-        for x, config in enumerate(configs):
+        for config in configs:
             for seed in (0, 1):
-                made = {"config": config, "seed": seed, "key": f"{x}{seed}", "device": gpu}
-                provide("reference/nvidia-h200/gpu", x, **made)
+                made = {"config": config, "seed": seed, "device": gpu}
+                provide("reference/nvidia-h200/gpu", config["x"], **made)
             found = query.results_of(artefact, query.find_source(toy.paper))
             shown.append((found.profile, found.gpu and found.gpu.profile))
         assert shown == [("quick", "gpu")] * 3 + [("gpu", None)]
