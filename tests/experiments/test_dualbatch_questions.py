@@ -265,7 +265,7 @@ def test_a_rule_of_which_nothing_learned_is_left_out():
     for edit in (merged(10.0, 10.0), merged(15.6, 10.0)):  # idle; or diverged after an epoch
         judgement = judged(key, edit)
         assert judgement.word == "reproduced"
-        assert "left out, since neither learned anything: delta" in judgement.evidence
+        assert "left out, both evaluated at chance: delta" in judgement.evidence
     assert judged(key, merged(10.0, 10.0, rules=())).word == "not run"
 
 

@@ -69,7 +69,7 @@ def asp_converges_worse(results: Results) -> Cases:
     *_, last = learned
     idle = ", ".join(rule for rule in ran if rule not in learned)
     if idle and isinstance(case := found[last], Estimate):
-        found[last] = replace(case, note=f"left out, since both stay at chance in evaluation: {idle}")
+        found[last] = replace(case, note=f"left out, both evaluated at chance: {idle}")
     return found
 
 
