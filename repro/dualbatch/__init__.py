@@ -30,6 +30,6 @@ from repro.measure import CheckpointError
 __all__ = [
     "FACTORS", "CheckpointError", "ClusterError", "Commit", "CyclicProgressiveSchedule",
     "DualBatchPlan", "DualBatchResult", "EpochResult", "EpochSetting", "InfeasiblePlan",
-    "NonFiniteError", "ParameterServer", "Pull", "Recipe", "ServerError", "Share", "Stage", "SubStage", "Worker",
-    "largest_k", "set_dropout", "train_dual_batch",
+    "NonFiniteError", "ParameterServer", "Pull", "Recipe", "ServerError", "Share", "Stage",
+    "SubStage", "Worker", "largest_k", "set_dropout", "train_dual_batch",
 ]  # fmt: skip
