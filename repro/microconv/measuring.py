@@ -302,7 +302,7 @@ class Bench:
                     break
             return samples
 
-        with _undisturbed(one.device):
+        with _undisturbed(one.device, torch.is_autocast_enabled(torch.device(one.device).type)):
             return self._remembered(f"{key_of(one)} {what}", 1, names, measure)
 
 
@@ -312,11 +312,11 @@ def _once(call: Callable[[], object], kernel: Kernel, queued: bool = True) -> fl
 
 
 @contextmanager
-def _undisturbed(device: str) -> Iterator[None]:
-    """Disable the caller's autocast, inference and anomaly mode inside."""
+def _undisturbed(device: str, autocast: bool = False) -> Iterator[None]:
+    """Disable the caller's inference and anomaly mode inside, and autocast unless it is kept."""
     with (
         torch.inference_mode(False),
-        torch.autocast(torch.device(device).type, enabled=False),
+        torch.autocast(torch.device(device).type, enabled=autocast),
         torch.autograd.set_detect_anomaly(False),
     ):
         yield

@@ -230,6 +230,20 @@ def test_a_division_equals_the_whole(kind, family):
         assert error_of(out, expected) <= stated, (parts, kernel)
 
 
+def test_products_are_unrounded_whatever_is_set_for_others(monkeypatch):
+    seen, matmul = [], torch.backends.mkldnn.matmul
+    written = torch_backend._WRITTEN["im2col"]
+    monkeypatch.setattr(written, "run", lambda *_: seen.append(matmul.fp32_precision))
+    for dtype, inside in (("float32", "ieee"), ("bfloat16", "ieee"), ("float64", "bf16")):
+        kernel = Kernel("forward", Convolution(3, 8, 8, 4, (3, 3)), dtype)
+        matmul.fp32_precision = "bf16"
+        try:
+            run_guarded("torch:im2col", kernel, 2, dict(listing(kernel, 2))["torch:im2col"])
+            assert seen.pop() == inside and matmul.fp32_precision == "bf16"
+        finally:
+            matmul.fp32_precision = "none"
+
+
 def test_parts_must_sum_to_the_mini_batch():
     kernel = Kernel("forward", Convolution(1, 3, 3, 1, (1, 1)))
     first, second, out = kernel.tensors(7)

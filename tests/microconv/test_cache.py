@@ -30,6 +30,11 @@ def test_settings_of_the_process_are_in_the_key(monkeypatch):
         assert key_of(KERNEL) != before
     finally:
         torch.set_num_threads(1)
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+    try:
+        assert key_of(KERNEL) != before
+    finally:
+        torch.backends.mkldnn.conv.fp32_precision = "none"
     assert key_of(KERNEL) == before
     changed = [
         (torch, "__version__", "9.9.9"),
