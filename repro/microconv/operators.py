@@ -47,18 +47,6 @@ def _kernel(layer: int, kind: str) -> TunedKernel:
         ) from None
 
 
-def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
-    return _kernel(layer, "forward").run(input, weight, bias)
-
-
-def _data_gradient(gradient: Tensor, weight: Tensor, input: Tensor, layer: int) -> Tensor:
-    return _kernel(layer, "backward_data").run(gradient, weight, like=input)
-
-
-def _filter_gradient(input: Tensor, gradient: Tensor, weight: Tensor, layer: int) -> Tensor:
-    return _kernel(layer, "backward_filter").run(input, gradient, like=weight)
-
-
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, bias, ctx.layer = inputs
     # Also the input of frozen filters, as torch does: another one would be allocated instead.
@@ -102,19 +90,19 @@ _OPERATORS: tuple[tuple[str, str, Callable[..., Tensor], Callable[..., int]], ..
     (
         "convolution",
         "Tensor input, Tensor weight, Tensor? bias",
-        _convolution,
+        lambda x, w, bias, layer: _kernel(layer, "forward").run(x, w, bias),
         lambda x, w, *_, out_shape, **__: conv_flop_count(x, w, out_shape),
     ),
     (
         "data_gradient",
         "Tensor gradient, Tensor weight, Tensor input",
-        _data_gradient,
+        lambda y, w, x, layer: _kernel(layer, "backward_data").run(y, w, like=x),
         lambda y, w, *_, out_shape, **__: conv_flop_count(out_shape, w, y),
     ),
     (
         "filter_gradient",
         "Tensor input, Tensor gradient, Tensor weight",
-        _filter_gradient,
+        lambda x, y, w, layer: _kernel(layer, "backward_filter").run(x, y, like=w),
         _filter_gradient_count,
     ),
 )

@@ -50,14 +50,12 @@ def check_tunable(model: Any) -> None:
             "than a small convolution: its times would be wrong, and kept. Call tune() before, "
             "outside of OutOfCore, MemoryBudget or another mode; the tuned model runs inside"
         )
+    sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    if any(hasattr(p, "device_mesh") for p in model.parameters()) or (
-        together and any(isinstance(m, _WAITING) for m in model.modules())
-    ):
+    if sharded or (together and any(isinstance(m, _WAITING) for m in model.modules())):
         raise NotTunableError(
-            "the model waits for other processes when it runs, but each runs its trials as often "
-            "as its times ask; tune it before it is wrapped in DistributedDataParallel, sharded, "
-            "or given SyncBatchNorm"
+            "the model waits for other processes, which try it another number of times; tune it "
+            "before it is sharded, given SyncBatchNorm or wrapped in DistributedDataParallel"
         )
 
 
@@ -211,10 +209,8 @@ def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
     except RuntimeError as error:
         if "use_reentrant" not in str(error):
             raise
-        raise NotTunableError(
-            "the model has checkpoint(use_reentrant=True), within which no gradient can be asked "
-            "for; give use_reentrant=False"
-        ) from error
+        told = "tune() asks for gradients, which checkpoint(use_reentrant=True) refuses; give False"
+        raise NotTunableError(told) from error
 
 
 def _backward(

@@ -126,8 +126,6 @@ def native(
         return torch.conv2d(first, second, bias, *shape, conv.groups)
     data = kernel.kind == "backward_data"
     gradient, other = (first, second) if data else (second, first)
-    if like is None:
-        like = gradient.new_empty(conv.input_shape(len(gradient)) if data else conv.weight_shape)
     x, w = (like, other) if data else (other, like)
     result = torch.ops.aten.convolution_backward(
         gradient, x, w, None, *shape, False, [0, 0], conv.groups, [data, not data, False]

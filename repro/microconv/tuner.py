@@ -297,7 +297,7 @@ class Tuner:
                     tuned[kind].limit_bytes = entry.workspace_bytes if wd else limit
                     tuned[kind].candidates = self.measured[key] if own else self._divisible(key)
                 end = offset + tuned[kind].segment_bytes
-                workspace.reserve(end)
+                workspace.size = max(workspace.size, end)
                 offset = end if self.report.mode == "WD" else 0
             made.append((call, tuned))
         if workspace.size:

@@ -308,14 +308,14 @@ def test_deterministic_algorithms_alone(stub, deterministic):
     before = {kind: names(kind) for kind in KINDS}
     assert before["backward_filter"] > NONDETERMINISTIC
     kernel = Kernel("backward_data", CONVS[0])
-    first, second, _ = kernel.tensors(2)
+    first, second, out = kernel.tensors(2)
     division = Division(0.0, 0, [(2, "cudnn:ALGO_0")])
     tuned = TunedKernel(kernel, 2, Workspace("cpu"), 0, division)
-    tuned.run(first, second)
+    tuned.run(first, second, like=out)
     assert len(log(stub, "run")) > 0
     deterministic()
     stub.library.stub_reset()
-    tuned.run(first, second)  # is left to torch
+    tuned.run(first, second, like=out)  # is left to torch
     assert log(stub, "run") == []
     for kind in KINDS:
         assert names(kind) == before[kind] - NONDETERMINISTIC

@@ -380,22 +380,19 @@ def test_ways_to_call_a_layer(call, sample, limit):
 @pytest.mark.filterwarnings("ignore")
 def test_models_whose_runs_do_not_show_what_training_does(monkeypatch):
     options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
-    for reentrant in (False, True):
-        again = partial(checkpoint, use_reentrant=reentrant)
-        model = nn.Sequential(nn.Conv2d(3, 3, 1), Calls(again))
-        if not reentrant:
-            assert kinds_of(tune(model, images(), **options), "1.conv") == set(KINDS)
-            continue
-        with pytest.raises(NotTunableError, match="give use_reentrant=False"):
-            tune(model, images(), **options)
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), Calls(partial(checkpoint, use_reentrant=False)))
+    assert kinds_of(tune(model, images(), **options), "1.conv") == set(KINDS)
+    model[1].call = partial(checkpoint, use_reentrant=True)
+    with pytest.raises(NotTunableError, match=r"\(use_reentrant=True\) refuses; give False"):
+        tune(model, images(), **options)
     for compiled in (torch.compile, lambda layer, **how: layer.compile(**how) or layer):
-        model = nn.Sequential(nn.Conv2d(3, 3, 1), compiled(nn.Conv2d(3, 3, 1), backend="eager"))
+        model[1] = compiled(nn.Conv2d(3, 3, 1), backend="eager")
         (reason,) = tune(model, images(), **options).skipped.values()
         assert tuned_layers(model) == ["0"] and "it is compiled: torch's own runs" in reason
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.SyncBatchNorm(3))
+    model[1] = nn.SyncBatchNorm(3)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(NotTunableError, match="before it is wrapped in DistributedDataParallel"):
+    with pytest.raises(NotTunableError, match="tune it before it is sharded, given SyncBatch"):
         tune(model, images(), **options)
 
 
@@ -923,31 +920,26 @@ def test_tools_that_go_by_the_class_or_the_source(tool, convolutions):
     assert relative_error(ours(images()), theirs(images())) <= tolerance
 
 
-def replace_forward(model):
-    own = model.forward
-    model.forward = lambda x: 2 * own(x)
-
-
-def replace_inner(model):  # as is done for images that wrap around
-    model._conv_forward = lambda input, weight, bias: 2 * F.conv2d(input, weight, bias)
-
-
-def replace_class(model):
-    model.__class__ = Doubled
-
-
-@pytest.mark.parametrize("replace", [replace_forward, replace_inner, replace_class])
+# As is done for images that wrap around, among others
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda m, own: setattr(m, "forward", lambda x: 2 * own(x)),
+        lambda m, _: setattr(m, "_conv_forward", lambda *given: 2 * F.conv2d(*given)),
+        lambda m, _: setattr(m, "__class__", Doubled),
+    ],
+)
 def test_a_forward_pass_of_ones_own_stays(replace, monkeypatch):
     options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
     for before in (True, False):
         model = nn.Conv2d(3, 4, 3)
         expected = 2 * model(images())
         if before:
-            replace(model)
+            replace(model, model.forward)
         report = tune(model, images(), **options)
         assert ("(model)" in report.skipped) == before
         if not before:
-            replace(model)
+            replace(model, model.forward)
         for _ in range(2):
             assert relative_error(model(images()), expected) <= 1e-5
             untune(model)
