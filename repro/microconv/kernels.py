@@ -234,8 +234,8 @@ def precision(kernel: Kernel) -> Iterator[None]:
     """Set torch's products of matrices, on CUDA also convolutions, to a kernel's precision."""
     own: Any = torch.backends
     settings = {"cuda": (own.cudnn.conv, own.cuda.matmul), "cpu": (own.mkldnn.matmul,)}
-    of_device = settings.get(torch.device(kernel.device).type, ())
-    before = [(one, one.fp32_precision) for one in of_device if kernel.dtype == "float32"]
+    found = settings.get(torch.device(kernel.device).type, ()) if kernel.dtype == "float32" else ()
+    before = [(one, one.fp32_precision) for one in found]
     changed = [(one, old) for one, old in before if old.replace("none", "ieee") != kernel.math]
     for one, _ in changed:
         one.fp32_precision = kernel.math

@@ -80,11 +80,6 @@ def _derivatives(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return of_input, of_weight, gradient.sum((0, 2, 3)) if needs_bias else None, None
 
 
-def _filter_gradient_count(input: Any, gradient: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-    x, y, w = ([s[1], s[0], *s[2:]] for s in (input, gradient, out_shape))
-    return conv_flop_count(x, y, w)  # of all pairs of channels, also for groups
-
-
 # Operations are counted by the shapes of input, filters and output, as torch counts its own.
 _OPERATORS: tuple[tuple[str, str, Callable[..., Tensor], Callable[..., int]], ...] = (
     (
@@ -103,7 +98,8 @@ _OPERATORS: tuple[tuple[str, str, Callable[..., Tensor], Callable[..., int]], ..
         "filter_gradient",
         "Tensor input, Tensor gradient, Tensor weight",
         lambda x, y, w, layer: _kernel(layer, "backward_filter").run(x, y, like=w),
-        _filter_gradient_count,
+        # Of all pairs of channels, also for groups.
+        lambda x, y, *_, out_shape, **__: conv_flop_count([x[1]], [y[1], y[0], *y[2:]], out_shape),
     ),
 )
 for _name, _schema, _run, _count in _OPERATORS:

@@ -152,11 +152,10 @@ def record_calls(
         assert isinstance(module, nn.Conv2d) and isinstance(images, torch.Tensor)
         skipped.pop(name, None)
         call = signature(images, module.weight)
-        wanted, graph = module.weight.requires_grad, torch.is_grad_enabled()
+        wanted, graph = module.weight.requires_grad, training and torch.is_grad_enabled()
         hidden.extend([name] * (training and wanted and not graph))
-        kinds = ["forward"]
-        kinds += ["backward_data"] * (training and graph and images.requires_grad)
-        kinds += ["backward_filter"] * (training and graph and wanted)
+        kinds = ["forward", *["backward_data"] * (graph and images.requires_grad)]
+        kinds += ["backward_filter"] * (graph and wanted)
         before = calls.get((name, call))
         merged = tuple(k for k in KINDS if k in kinds or (before and k in before.kinds))
         batch = max(len(images), before.batch if before else 0)

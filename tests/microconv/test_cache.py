@@ -15,7 +15,6 @@ from repro.microconv.cache import default_path, key_of
 
 CONV = Convolution(6, 16, 17, 4, (3, 3))
 KERNEL = Kernel("forward", CONV)
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 
 
 @pytest.fixture
@@ -146,7 +145,7 @@ print(codes)
 
 
 @pytest.mark.slow
-@needs_fork
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_several_processes_write_into_one_file(path):
     workers, count = 4, 25
     command = [sys.executable, "-W", "ignore", "-c", WRITERS, str(path), str(workers), str(count)]

@@ -283,17 +283,8 @@ def test_uneven_parts_accumulate(stub, kind):
     assert [run["n"] for run in log(stub, "run")] == ["3", "3", "1"]
 
 
-@pytest.fixture(params=["cudnn", "torch"])
-def deterministic(request, monkeypatch):
-    """Ask torch for deterministic algorithms, in either way; undone afterwards."""
-    if request.param == "cudnn":
-        yield lambda: monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    else:
-        yield lambda: torch.use_deterministic_algorithms(True)
-        torch.use_deterministic_algorithms(False)
-
-
-def test_deterministic_algorithms_alone(stub, deterministic):
+@pytest.mark.parametrize("ask", ["cudnn", "torch"])
+def test_deterministic_algorithms_alone(stub, ask, monkeypatch):
     cache = BenchmarkCache()
 
     def names(kind):  # with and without what was listed before
@@ -313,7 +304,8 @@ def test_deterministic_algorithms_alone(stub, deterministic):
     tuned = TunedKernel(kernel, 2, Workspace("cpu"), 0, division)
     tuned.run(first, second, like=out)
     assert len(log(stub, "run")) > 0
-    deterministic()
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", ask == "cudnn")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: ask == "torch")
     stub.library.stub_reset()
     tuned.run(first, second, like=out)  # is left to torch
     assert log(stub, "run") == []

@@ -299,7 +299,6 @@ def test_sixteen_bits(dtype, autocast):
 
 
 def test_a_model_is_tried_as_it_is_called(monkeypatch):
-    """In the caller's autocast, with the weights as they are."""
     model, seen = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), []
     model[0].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
 
