@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from repro.measure.allocations import peak_allocation
+from repro.measure.batches import leaves_of
 from repro.measure.untouched import untouched
 from repro.microconv.conv import is_plain, is_replaced, signature
 from repro.microconv.kernels import KINDS, Kernel
@@ -216,7 +217,7 @@ def _backward(
     module: nn.Module, inputs: Iterable[Any], returned: Any, again: bool = False
 ) -> Callable[[], tuple[torch.Tensor | None, ...]] | None:
     """The backward pass of a call, which may run `again`; None if there is no such pass."""
-    outputs = [t for t in tree_leaves(returned) if _is_tensor(t) and t.requires_grad]
+    outputs = [t for t in leaves_of(returned) if _is_tensor(t) and t.requires_grad]
     wanted = [t for t in (*module.parameters(), *filter(_is_tensor, inputs)) if t.requires_grad]
     if not outputs or not wanted:
         return None

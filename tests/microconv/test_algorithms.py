@@ -225,8 +225,7 @@ def test_a_division_equals_the_whole(kind, family):
 
 def test_products_are_unrounded_whatever_is_set_for_others(monkeypatch):
     seen, matmul = [], torch.backends.mkldnn.matmul
-    written = torch_backend._WRITTEN["im2col"]
-    monkeypatch.setattr(written, "run", lambda *_: seen.append(matmul.fp32_precision))
+    monkeypatch.setattr(torch_backend.Im2col, "run", lambda *_: seen.append(matmul.fp32_precision))
     matmul.fp32_precision = "bf16"
     for dtype in ("float32", "bfloat16"):
         kernel = Kernel("forward", Convolution(3, 8, 8, 4, (1, 1)), dtype)
