@@ -91,9 +91,8 @@ class _Forward:
             with _untraced():
                 layer = _layer(module, input, weight, bias)
             module.untuned_calls += layer is None
-        result: torch.Tensor
         if layer is None:
-            result = type(module)._conv_forward(module, input, weight, bias)
+            result: torch.Tensor = type(module)._conv_forward(module, input, weight, bias)
             return result
         dtype = compute_dtype(input)
         bias = None if bias is None else bias.to(dtype)

@@ -107,7 +107,8 @@ class Convolution:
 
 
 def _pair(values: Any) -> tuple[int, int]:
-    first, second = values
+    given = (values,) if isinstance(values, int) else tuple(values)
+    first, second = given * 2 if len(given) == 1 else given  # one for both, as in torch
     return first, second
 
 
@@ -230,15 +231,16 @@ def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 @contextmanager
 def precision(kernel: Kernel) -> Iterator[None]:
-    """Set torch's products in convolutions and of matrices to a kernel's precision inside."""
-    if torch.device(kernel.device).type != "cuda" or kernel.dtype != "float32":
-        yield
-        return
-    cudnn: Any = torch.backends.cudnn
-    matmul: Any = torch.backends.cuda.matmul
-    before = cudnn.conv.fp32_precision, matmul.fp32_precision
-    cudnn.conv.fp32_precision = matmul.fp32_precision = kernel.math
+    """Set torch's products of matrices, on CUDA also convolutions, to a kernel's precision."""
+    own: Any = torch.backends
+    settings = {"cuda": (own.cudnn.conv, own.cuda.matmul), "cpu": (own.mkldnn.matmul,)}
+    found = settings.get(torch.device(kernel.device).type, ()) if kernel.dtype == "float32" else ()
+    before = [(one, one.fp32_precision) for one in found]
+    changed = [(one, old) for one, old in before if old.replace("none", "ieee") != kernel.math]
+    for one, _ in changed:
+        one.fp32_precision = kernel.math
     try:
         yield
     finally:
-        cudnn.conv.fp32_precision, matmul.fp32_precision = before
+        for one, old in changed:
+            one.fp32_precision = old

@@ -182,13 +182,13 @@ class Bench:
         `wanted` has their workspace by size and name. An algorithm that fails to run gets no
         sample.
         """
-        buffers = kernel.tensors(batch)
         pairs = [(b, name) for b, needs in wanted.items() for name in needs]
         given = max(backends.given_bytes(name, kernel, b) for b, name in pairs)
-        workspace = torch.zeros(given, dtype=torch.uint8, device=kernel.device)
-        calls = {(b, name): self._call(name, kernel, b, buffers, workspace) for b, name in pairs}
         samples: dict[int, Samples] = {b: {} for b in wanted}
         with precision(kernel), _undisturbed(kernel.device):
+            buffers = kernel.tensors(batch)
+            workspace = torch.zeros(given, dtype=torch.uint8, device=kernel.device)
+            calls = {(b, n): self._call(n, kernel, b, buffers, workspace) for b, n in pairs}
             for (b, name), call in calls.items():
                 try:
                     _once(call, kernel)  # the library loads or compiles its code
@@ -253,13 +253,14 @@ class Bench:
 
             whole = list(parts) == [(batch, backends.NATIVE)]
             calls = dict(zip(names, (own if whole else divided, own), strict=True))
-            with precision(kernel), _undisturbed(kernel.device):
+            with precision(kernel):
                 timed = time_interleaved(
                     calls, warmup=1, repeats=_TRIAL_ROUNDS, device=kernel.device
                 )
             return {name: list(timing.samples_s) for name, timing in timed.items()}
 
-        return self._remembered(f"{key_of(kernel)} in turns", batch, names, measure)
+        with _undisturbed(kernel.device):
+            return self._remembered(f"{key_of(kernel)} in turns", batch, names, measure)
 
     def _remembered(
         self, key: str, batch: int, names: tuple[str, str], measure: Callable[[], Samples]
@@ -302,7 +303,7 @@ class Bench:
                     break
             return samples
 
-        with _undisturbed(one.device):
+        with _undisturbed(one.device, torch.is_autocast_enabled(torch.device(one.device).type)):
             return self._remembered(f"{key_of(one)} {what}", 1, names, measure)
 
 
@@ -312,11 +313,11 @@ def _once(call: Callable[[], object], kernel: Kernel, queued: bool = True) -> fl
 
 
 @contextmanager
-def _undisturbed(device: str) -> Iterator[None]:
-    """Disable the caller's autocast, inference and anomaly mode inside."""
+def _undisturbed(device: str, autocast: bool = False) -> Iterator[None]:
+    """Disable the caller's inference and anomaly mode inside, and autocast unless it is kept."""
     with (
         torch.inference_mode(False),
-        torch.autocast(torch.device(device).type, enabled=False),
+        torch.autocast(torch.device(device).type, enabled=autocast),
         torch.autograd.set_detect_anomaly(False),
     ):
         yield

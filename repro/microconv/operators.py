@@ -47,26 +47,11 @@ def _kernel(layer: int, kind: str) -> TunedKernel:
         ) from None
 
 
-def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
-    return _kernel(layer, "forward").run(input, weight, bias)
-
-
-def _data_gradient(
-    gradient: Tensor, weight: Tensor, input: Tensor | None, shape: list[int], layer: int
-) -> Tensor:
-    like = gradient.new_empty(shape) if input is None else input
-    return _kernel(layer, "backward_data").run(gradient, weight, like=like)
-
-
-def _filter_gradient(input: Tensor, gradient: Tensor, weight: Tensor, layer: int) -> Tensor:
-    return _kernel(layer, "backward_filter").run(input, gradient, like=weight)
-
-
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, bias, ctx.layer = inputs
-    # Like torch, keep the input only for the filters' gradient.
-    ctx.save_for_backward(input if ctx.needs_input_grad[1] else None, weight)
-    ctx.with_bias, ctx.shape = bias is not None, list(input.shape)
+    # Also the input of frozen filters, as torch does: another one would be allocated instead.
+    ctx.save_for_backward(input, weight)
+    ctx.with_bias = bias is not None
     ctx.tuned = _layers.get(ctx.layer)  # a graph may outlive its model, or the tuning
 
 
@@ -79,26 +64,20 @@ def _derivatives(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     batched = type(gradient) is not Tensor or torch._C._functorch.is_legacy_batchedtensor(gradient)
     if torch.is_grad_enabled() or batched:
         conv = _kernel(ctx.layer, "forward").kernel.conv
-        like = gradient.new_empty(ctx.shape) if input is None else input
         geometry = conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups
         of_bias = [weight.shape[0]] if ctx.with_bias else None
         needs = [needs_input, needs_weight, needs_bias]
         gradients = torch.ops.aten.convolution_backward(
-            gradient, like, weight, of_bias, *geometry, needs
+            gradient, input, weight, of_bias, *geometry, needs
         )
         return (*gradients, None)
     operators = torch.ops.repro_microconv
     of_input = of_weight = None
     if needs_input:
-        of_input = operators.data_gradient(gradient, weight, input, ctx.shape, ctx.layer)
+        of_input = operators.data_gradient(gradient, weight, input, ctx.layer)
     if needs_weight:
         of_weight = operators.filter_gradient(input, gradient, weight, ctx.layer)
     return of_input, of_weight, gradient.sum((0, 2, 3)) if needs_bias else None, None
-
-
-def _filter_gradient_count(input: Any, gradient: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-    x, y, w = ([s[1], s[0], *s[2:]] for s in (input, gradient, out_shape))
-    return conv_flop_count(x, y, w)  # of all pairs of channels, also for groups
 
 
 # Operations are counted by the shapes of input, filters and output, as torch counts its own.
@@ -106,20 +85,21 @@ _OPERATORS: tuple[tuple[str, str, Callable[..., Tensor], Callable[..., int]], ..
     (
         "convolution",
         "Tensor input, Tensor weight, Tensor? bias",
-        _convolution,
+        lambda x, w, bias, layer: _kernel(layer, "forward").run(x, w, bias),
         lambda x, w, *_, out_shape, **__: conv_flop_count(x, w, out_shape),
     ),
     (
         "data_gradient",
-        "Tensor gradient, Tensor weight, Tensor? input, SymInt[] shape",
-        _data_gradient,
+        "Tensor gradient, Tensor weight, Tensor input",
+        lambda y, w, x, layer: _kernel(layer, "backward_data").run(y, w, like=x),
         lambda y, w, *_, out_shape, **__: conv_flop_count(out_shape, w, y),
     ),
     (
         "filter_gradient",
         "Tensor input, Tensor gradient, Tensor weight",
-        _filter_gradient,
-        _filter_gradient_count,
+        lambda x, y, w, layer: _kernel(layer, "backward_filter").run(x, y, like=w),
+        # Of all pairs of channels, also for groups.
+        lambda x, y, *_, out_shape, **__: conv_flop_count([x[1]], [y[1], y[0], *y[2:]], out_shape),
     ),
 )
 for _name, _schema, _run, _count in _OPERATORS:

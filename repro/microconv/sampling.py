@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
@@ -16,11 +17,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from repro.measure.allocations import peak_allocation
+from repro.measure.batches import leaves_of
 from repro.measure.untouched import untouched
 from repro.microconv.conv import is_plain, is_replaced, signature
 from repro.microconv.kernels import KINDS, Kernel
 from repro.microconv.tuned_kernel import Signature, kernels_of
 
+_WAITING = (nn.parallel.DistributedDataParallel, nn.SyncBatchNorm)
 _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 
 
@@ -47,6 +50,13 @@ def check_tunable(model: Any) -> None:
             f"tune() is called where every operation is watched ({inside}), which takes longer "
             "than a small convolution: its times would be wrong, and kept. Call tune() before, "
             "outside of OutOfCore, MemoryBudget or another mode; the tuned model runs inside"
+        )
+    sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if sharded or (together and any(isinstance(m, _WAITING) for m in model.modules())):
+        raise NotTunableError(
+            "the model waits for other processes, which try it another number of times; tune it "
+            "before it is sharded, given SyncBatchNorm or wrapped in DistributedDataParallel"
         )
 
 
@@ -127,6 +137,8 @@ def record_calls(
     calls: dict[tuple[str, Signature], Call] = {}
     skipped: dict[str, str] = {}
     untunable: dict[Any, Untunable] = {}
+    hidden: list[str] = []
+    compiled = _compiled(model)
     names = {m: name or "(model)" for name, m in model.named_modules() if isinstance(m, _ConvNd)}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -141,10 +153,10 @@ def record_calls(
         assert isinstance(module, nn.Conv2d) and isinstance(images, torch.Tensor)
         skipped.pop(name, None)
         call = signature(images, module.weight)
-        kinds = ["forward"]
-        if training and torch.is_grad_enabled():
-            kinds += ["backward_data"] * images.requires_grad
-            kinds += ["backward_filter"] * module.weight.requires_grad
+        wanted, graph = module.weight.requires_grad, training and torch.is_grad_enabled()
+        hidden.extend([name] * (training and wanted and not graph))
+        kinds = ["forward", *["backward_data"] * (graph and images.requires_grad)]
+        kinds += ["backward_filter"] * (graph and wanted)
         before = calls.get((name, call))
         merged = tuple(k for k in KINDS if k in kinds or (before and k in before.kinds))
         batch = max(len(images), before.batch if before else 0)
@@ -156,14 +168,25 @@ def record_calls(
     hooks = []
     for module, name in names.items():
         skipped[name] = _ineligible(module) or "the sample did not reach it"
-        hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
+        if module in compiled:
+            skipped[name] = "it is compiled: torch's own runs, without the limit"
+        else:
+            hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
     try:
         with undisturbed(model, sample_input), torch.set_grad_enabled(training):
             run_sample(model, sample_input)
+            if hidden:  # by no_grad, as a checkpoint does whose backward pass runs them again
+                training_step(model, sample_input, training)
     finally:
         for hook in hooks:
             hook.remove()
     return list(calls.values()), skipped, list(untunable.values())
+
+
+def _compiled(model: nn.Module) -> set[nn.Module]:
+    """The modules that torch.compile runs, which call no hooks once they are compiled."""
+    found = (m for m in model.modules() if "_orig_mod" in m._modules or m._compiled_call_impl)
+    return {part for module in found for part in module.modules()}
 
 
 def run_sample(model: nn.Module, sample_input: Any) -> Any:
@@ -175,18 +198,26 @@ def run_sample(model: nn.Module, sample_input: Any) -> Any:
 
 def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
     """Run a forward pass, and in training a backward pass; no gradient is kept."""
+    torch.clear_autocast_cache()  # of weights that a step has changed
     with torch.set_grad_enabled(training):
         returned = run_sample(model, sample_input)
     backward = _backward(model, tree_leaves(sample_input), returned) if training else None
-    if backward is not None:
+    if backward is None:
+        return
+    try:
         backward()
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        told = "tune() asks for gradients, which checkpoint(use_reentrant=True) refuses; give False"
+        raise NotTunableError(told) from error
 
 
 def _backward(
     module: nn.Module, inputs: Iterable[Any], returned: Any, again: bool = False
 ) -> Callable[[], tuple[torch.Tensor | None, ...]] | None:
     """The backward pass of a call, which may run `again`; None if there is no such pass."""
-    outputs = [t for t in tree_leaves(returned) if _is_tensor(t) and t.requires_grad]
+    outputs = [t for t in leaves_of(returned) if _is_tensor(t) and t.requires_grad]
     wanted = [t for t in (*module.parameters(), *filter(_is_tensor, inputs)) if t.requires_grad]
     if not outputs or not wanted:
         return None

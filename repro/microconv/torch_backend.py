@@ -1,6 +1,7 @@
 """The ``torch`` backend: algorithms as tensor operations, and the framework's own convolution."""
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,8 +48,9 @@ class TorchBackend(Backend):
             return f"torch {torch.__version__}, cudnn {own.version()}, {search}"
         if kind != "cpu":
             return f"torch {torch.__version__}"
-        onednn = torch.backends.mkldnn.enabled
-        return f"torch {torch.__version__}, threads {torch.get_num_threads()}, oneDNN {onednn}"
+        onednn: Any = torch.backends.mkldnn
+        search = f"oneDNN {onednn.enabled} {onednn.conv.fp32_precision}"
+        return f"torch {torch.__version__}, threads {torch.get_num_threads()}, {search}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
         """The stated relative error of an algorithm; see `backends.stated_error`."""
@@ -56,7 +58,7 @@ class TorchBackend(Backend):
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
         """The algorithms for a micro-batch of `b` with their workspace in bytes."""
-        listed = [("native", native_workspace(kernel, b, torch.get_num_threads()))]
+        listed = [("native", native_workspace(kernel, b, self.version(kernel.device)))]
         one = staging.of_one_group(kernel)
         if kernel.layout == "nchw" and one is not None:
             listed += [
@@ -91,7 +93,7 @@ class TorchBackend(Backend):
 
 
 @cache
-def native_workspace(kernel: Kernel, b: int, _threads: int) -> int:
+def native_workspace(kernel: Kernel, b: int, _settings: str) -> int:
     """Measured bytes that torch's own convolution allocates, its result included."""
     first, second, out = kernel.tensors(b)
     native(kernel, first, second, like=out)
@@ -124,8 +126,6 @@ def native(
         return torch.conv2d(first, second, bias, *shape, conv.groups)
     data = kernel.kind == "backward_data"
     gradient, other = (first, second) if data else (second, first)
-    if like is None:
-        like = gradient.new_empty(conv.input_shape(len(gradient)) if data else conv.weight_shape)
     x, w = (like, other) if data else (other, like)
     result = torch.ops.aten.convolution_backward(
         gradient, x, w, None, *shape, False, [0, 0], conv.groups, [data, not data, False]

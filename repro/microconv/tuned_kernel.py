@@ -36,10 +36,6 @@ class Workspace:
         self._lock = threading.Lock()
         self._stream: accelerator.Stream | None = None
 
-    def reserve(self, size: int) -> None:
-        """Ensure at least `size` bytes; call it before the first use."""
-        self.size = max(self.size, size)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Workspace, (self.device, self.size)  # a copy allocates its own
 

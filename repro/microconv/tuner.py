@@ -245,7 +245,7 @@ class Tuner:
             forms = form(kept), form(base)
             first, second = (partial(_install, model, self._make(calls, one)) for one in forms)
             told = [f"{e.layer} {e.kernel} {e.division}" for one in forms for es in one for e in es]
-            text = sha256(json.dumps([model_text, told]).encode()).hexdigest()
+            text = sha256(json.dumps([repr(model), told]).encode()).hexdigest()
             try:
                 return self.bench.compare_models(text, layers[0][0].kernel, (first, second), step)
             finally:
@@ -262,7 +262,6 @@ class Tuner:
             return [] if half == len(group) else [*paying(group[:half]), *paying(group[half:])]
 
         trials: list[Trial] = []
-        model_text = repr(model)
         gains = {
             number: math.fsum(e.native_s - e.time_s for e in entries if not e.needed)
             for number, entries in enumerate(layers)
@@ -297,7 +296,7 @@ class Tuner:
                     tuned[kind].limit_bytes = entry.workspace_bytes if wd else limit
                     tuned[kind].candidates = self.measured[key] if own else self._divisible(key)
                 end = offset + tuned[kind].segment_bytes
-                workspace.reserve(end)
+                workspace.size = max(workspace.size, end)
                 offset = end if self.report.mode == "WD" else 0
             made.append((call, tuned))
         if workspace.size:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tuned_nets import reference
+from tuned_nets import reference, relative_error
 
 from repro.microconv import Convolution, Kernel, backends, stated_error, torch_backend
 from repro.microconv.backends import BACKENDS, BackendMissingError, run_division
@@ -14,12 +14,6 @@ from repro.microconv.kernels import ALIGNMENT, KINDS
 
 GUARD = 256
 NNPACK = BACKENDS["nnpack"].missing("cpu") is None
-
-
-def error_of(result, expected):
-    """As `stated_error` defines it."""
-    assert result.isfinite().all()
-    return float((result.double() - expected).abs().max() / expected.abs().max())
 
 
 def draw(seed, family):
@@ -50,9 +44,8 @@ def draw(seed, family):
 
 def listing(kernel, b):
     """BACKEND:ALGORITHM of all on this CPU, and the bytes to give to each."""
-    here = [each for each in BACKENDS.values() if each.missing("cpu") is None]
-    names = [f"{each.name}:{name}" for each in here for name, _ in each.algorithms(kernel, b)]
-    return [(name, backends.given_bytes(name, kernel, b)) for name in names]
+    listed = backends.listing(kernel, b)
+    return [(name, backends.given_bytes(name, kernel, b)) for name, _ in listed]
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +86,7 @@ def check(algorithm, kernel, b, size, seed=0):
         allowed = stated * float(expected.abs().max()) + rounded
         allowed = min(allowed, 4 * rounded) if narrow else allowed
     else:
-        error, allowed = error_of(out, expected), min(stated, 2 * eps) if narrow else stated
+        error, allowed = relative_error(out, expected), min(stated, 2 * eps) if narrow else stated
     assert error <= allowed, (algorithm, kernel, b, error, allowed)
 
 
@@ -134,7 +127,7 @@ def test_stated_errors_hold_where_sums_are_long(kind, conv, b, algorithm):
     size = backends.given_bytes(f"torch:{algorithm}", kernel, b)
     workspace = torch.empty(size, dtype=torch.uint8)
     backends.run(f"torch:{algorithm}", kernel, (first, second, out), workspace)
-    error = error_of(out, reference(kernel, first, second))
+    error = relative_error(out, reference(kernel, first, second))
     assert error <= stated_error(f"torch:{algorithm}", kernel)
 
 
@@ -191,7 +184,7 @@ def test_native_runs_in_many_groups_and_channels_last_alone(kind):
     first, second, out = last.tensors(2)
     assert first.is_contiguous(memory_format=torch.channels_last)
     backends.run("torch:native", last, (first, second, out), torch.empty(0, dtype=torch.uint8))
-    assert error_of(out, reference(last, first, second)) <= stated_error("torch:native", last)
+    assert relative_error(out, reference(last, first, second)) <= stated_error("torch:native", last)
 
 
 def test_a_workspace_that_is_too_small_is_refused():
@@ -227,7 +220,19 @@ def test_a_division_equals_the_whole(kind, family):
         if bias is not None:
             expected = expected + bias.double().view(-1, 1, 1)
         stated = max(stated_error(name, kernel) for _, name in parts)
-        assert error_of(out, expected) <= stated, (parts, kernel)
+        assert relative_error(out, expected) <= stated, (parts, kernel)
+
+
+def test_products_are_unrounded_whatever_is_set_for_others(monkeypatch):
+    seen, matmul = [], torch.backends.mkldnn.matmul
+    monkeypatch.setattr(torch_backend.Im2col, "run", lambda *_: seen.append(matmul.fp32_precision))
+    matmul.fp32_precision = "bf16"
+    for dtype in ("float32", "bfloat16"):
+        kernel = Kernel("forward", Convolution(3, 8, 8, 4, (1, 1)), dtype)
+        run_guarded("torch:im2col", kernel, 2, backends.given_bytes("torch:im2col", kernel, 2))
+        seen.append(matmul.fp32_precision)
+    matmul.fp32_precision = "none"
+    assert seen == ["ieee", "bf16"] * 2
 
 
 def test_parts_must_sum_to_the_mini_batch():

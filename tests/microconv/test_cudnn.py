@@ -283,17 +283,8 @@ def test_uneven_parts_accumulate(stub, kind):
     assert [run["n"] for run in log(stub, "run")] == ["3", "3", "1"]
 
 
-@pytest.fixture(params=["cudnn", "torch"])
-def deterministic(request, monkeypatch):
-    """Ask torch for deterministic algorithms, in either way; undone afterwards."""
-    if request.param == "cudnn":
-        yield lambda: monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    else:
-        yield lambda: torch.use_deterministic_algorithms(True)
-        torch.use_deterministic_algorithms(False)
-
-
-def test_deterministic_algorithms_alone(stub, deterministic):
+@pytest.mark.parametrize("ask", ["cudnn", "torch"])
+def test_deterministic_algorithms_alone(stub, ask, monkeypatch):
     cache = BenchmarkCache()
 
     def names(kind):  # with and without what was listed before
@@ -308,14 +299,15 @@ def test_deterministic_algorithms_alone(stub, deterministic):
     before = {kind: names(kind) for kind in KINDS}
     assert before["backward_filter"] > NONDETERMINISTIC
     kernel = Kernel("backward_data", CONVS[0])
-    first, second, _ = kernel.tensors(2)
+    first, second, out = kernel.tensors(2)
     division = Division(0.0, 0, [(2, "cudnn:ALGO_0")])
     tuned = TunedKernel(kernel, 2, Workspace("cpu"), 0, division)
-    tuned.run(first, second)
+    tuned.run(first, second, like=out)
     assert len(log(stub, "run")) > 0
-    deterministic()
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", ask == "cudnn")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: ask == "torch")
     stub.library.stub_reset()
-    tuned.run(first, second)  # is left to torch
+    tuned.run(first, second, like=out)  # is left to torch
     assert log(stub, "run") == []
     for kind in KINDS:
         assert names(kind) == before[kind] - NONDETERMINISTIC

@@ -115,6 +115,14 @@ def test_smaller_mini_batches_keep_to_the_limit_too(policy, algorithm, mode):
     assert max(map(taken, (32, 31, 17))) <= limit
 
 
+def test_frozen_filters_take_no_more():
+    model, x = nn.Conv2d(16, 16, 3, padding=1).requires_grad_(False), torch.randn(8, 16, 40, 40)
+    x.requires_grad_()
+    report = tune(model, x, algorithms=["torch:implicit"], cache=None, min_gain=-math.inf)
+    taken = [peak for _, peak in peak_inside(lambda: model(x).square().sum().backward(), WATCHED)]
+    assert len(taken) == 2 and max(taken) <= report.workspace_bytes < x.nbytes
+
+
 @pytest.mark.slow
 def test_wd_holds_all_convolutions_together():
     _, whole = held(net(), images())

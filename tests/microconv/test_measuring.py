@@ -24,7 +24,6 @@ class Invented(Backend):
     def __init__(self, name, clock, **algorithms):
         self.name, self.clock, self.known = name, clock, algorithms
         self.calls, self.listed, self.errors, self.stated = [], [], {}, {}
-        self.hidden = {}  # bytes that an algorithm allocates by itself
 
     def version(self, device):
         return f"{self.name} 1"
@@ -37,9 +36,7 @@ class Invented(Backend):
         return [(name, size(b)) for name, (_, size) in self.known.items()]
 
     def given_bytes(self, algorithm, kernel, b):
-        if self.name == "torch":
-            return 0
-        return self.known[algorithm][1](b) - self.hidden.get(algorithm, 0)
+        return 0 if self.name == "torch" else self.known[algorithm][1](b)
 
     def run(self, algorithm, kernel, operands, workspace):
         first, _, out = operands

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from tuned_nets import (
     BATCH,
     InventedTimes,
@@ -39,6 +40,7 @@ from repro.microconv import (
     untune,
 )
 from repro.microconv.kernels import KINDS
+from repro.microconv.measuring import Bench, Trial
 from repro.microconv.nnpack import _zeros
 from repro.microconv.torch_backend import TorchBackend
 from repro.microconv.tuned_kernel import TunedKernel, Workspace
@@ -176,7 +178,7 @@ def test_a_workspace_made_in_inference_mode_trains():
     model = make_net().eval()
     reference = copy.deepcopy(model)
     with torch.inference_mode():
-        divided(model, algorithms=("torch:winograd",), training=True)
+        divided(model, algorithms=("torch:winograd",), training=True, cache=None)
     model = copy.deepcopy(model)
     with torch.inference_mode():
         model(images())  # allocates
@@ -296,6 +298,19 @@ def test_sixteen_bits(dtype, autocast):
         assert relative_error(model(x), reference(x)) == 0 and model[0].untuned_calls == 1
 
 
+def test_a_model_is_tried_as_it_is_called(monkeypatch):
+    model, seen = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), []
+    model[0].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+
+    def compare(self, key, batch, names, measure):
+        return Trial(*measure().values()) if "model divided" in names else Trial((1.0,), (2.0,))
+
+    monkeypatch.setattr(Bench, "_remembered", compare)
+    with torch.autocast("cpu", torch.bfloat16):
+        tune(model, images(), algorithms=["torch:im2col"], cache=InventedTimes())
+    assert len(seen) > 4 and set(seen) == {torch.bfloat16}
+
+
 class Calls(nn.Module):
     """Calls its convolution by `call`."""
 
@@ -359,6 +374,25 @@ def test_ways_to_call_a_layer(call, sample, limit):
     _, report = divided(model, sample, training=False, workspace_limit=limit, strict=False)
     assert tuned_layers(model) == ["conv"] and not report.skipped
     assert {entry.batch for entry in report.kernels} == {BATCH}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_models_whose_runs_do_not_show_what_training_does(monkeypatch):
+    options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), Calls(partial(checkpoint, use_reentrant=False)))
+    assert kinds_of(tune(model, images(), **options), "1.conv") == set(KINDS)
+    model[1].call = partial(checkpoint, use_reentrant=True)
+    with pytest.raises(NotTunableError, match=r"\(use_reentrant=True\) refuses; give False"):
+        tune(model, images(), **options)
+    for compiled in (torch.compile, lambda layer, **how: layer.compile(**how) or layer):
+        model[1] = compiled(nn.Conv2d(3, 3, 1), backend="eager")
+        (reason,) = tune(model, images(), **options).skipped.values()
+        assert tuned_layers(model) == ["0"] and "it is compiled: torch's own runs" in reason
+    model[1] = nn.SyncBatchNorm(3)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(NotTunableError, match="tune it before it is sharded, given SyncBatch"):
+        tune(model, images(), **options)
 
 
 def test_models_of_other_kinds():
@@ -428,8 +462,6 @@ def test_functional_transforms_fall_back():
 
 def test_autograd_in_other_ways():
     """Checkpoints, hooks of saved tensors, anomaly detection, an empty batch."""
-    from torch.utils.checkpoint import checkpoint
-
     model = make_net().eval()
     reference, _ = divided(model, training=True)
 
@@ -658,6 +690,7 @@ def test_a_sample_that_the_model_cannot_take():
 @pytest.mark.parametrize("limit", [np.int64(2**20), np.int32(2**20), torch.tensor(2**20)])
 def test_whole_numbers_of_any_kind(limit):
     model = nn.Conv2d(np.int64(3), np.int32(4), np.int64(3))
+    model.stride, model.padding, model.dilation = 1, (1,), [1, 1]  # which torch takes, too
     report = tune(model, images(), limit, cache=None)
     assert report.limit_bytes == 2**20 and type(report.limit_bytes) is int and report.kernels
     for wrong in (True, np.True_, 2.0**20, np.float32(2**20), "64", None):
@@ -886,31 +919,26 @@ def test_tools_that_go_by_the_class_or_the_source(tool, convolutions):
     assert relative_error(ours(images()), theirs(images())) <= tolerance
 
 
-def replace_forward(model):
-    own = model.forward
-    model.forward = lambda x: 2 * own(x)
-
-
-def replace_inner(model):  # as is done for images that wrap around
-    model._conv_forward = lambda input, weight, bias: 2 * F.conv2d(input, weight, bias)
-
-
-def replace_class(model):
-    model.__class__ = Doubled
-
-
-@pytest.mark.parametrize("replace", [replace_forward, replace_inner, replace_class])
+# As is done for images that wrap around, among others
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda m, own: setattr(m, "forward", lambda x: 2 * own(x)),
+        lambda m, _: setattr(m, "_conv_forward", lambda *given: 2 * F.conv2d(*given)),
+        lambda m, _: setattr(m, "__class__", Doubled),
+    ],
+)
 def test_a_forward_pass_of_ones_own_stays(replace, monkeypatch):
     options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
     for before in (True, False):
         model = nn.Conv2d(3, 4, 3)
         expected = 2 * model(images())
         if before:
-            replace(model)
+            replace(model, model.forward)
         report = tune(model, images(), **options)
         assert ("(model)" in report.skipped) == before
         if not before:
-            replace(model)
+            replace(model, model.forward)
         for _ in range(2):
             assert relative_error(model(images()), expected) <= 1e-5
             untune(model)
