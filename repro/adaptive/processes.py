@@ -148,9 +148,11 @@ def gathered(value: Any, group: dist.ProcessGroup, what: str | int = MAKING) -> 
     return values
 
 
-def check_alike(lines: Sequence[str], group: dist.ProcessGroup, remedy: str) -> None:
+def check_alike(
+    lines: Sequence[str], group: dist.ProcessGroup, remedy: str, what: str = MAKING
+) -> None:
     """Refuse what differs between processes, described in lines."""
-    for rank, others in enumerate(gathered(lines, group)):
+    for rank, others in enumerate(gathered(lines, group, what)):
         for ours, theirs in zip_longest(lines, others, fillvalue="nothing"):
             if ours != theirs:
                 raise ValueError(

@@ -17,6 +17,7 @@ from repro.outofcore.operations import by_values
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"
 FEW, MORE = 2, 4  # samples of the recorded steps; one alone may take other paths
 Vector = NDArray[np.float64]
+Values = Sequence[float] | Vector
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,11 @@ class _Costs(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Iteration:
-    """A training step as a trace whose sizes and work are linear in the batch size."""
+    """A training step as a trace whose sizes and work are linear in the batch size, or quadratic.
+
+    What more than doubles from `FEW` to `MORE` samples, as a matrix of similarities does, is taken
+    to be nothing without samples; all else is on a line.
+    """
 
     small: Trace  # of `FEW` samples
     large: Trace  # of `MORE`
@@ -69,8 +74,15 @@ class Iteration:
     def bytes_of(self, names: Iterable[str], batch: int) -> int:
         """Bytes of some variables together."""
         chosen = list(names)
-        small, large = (sum(t.sizes[name] for name in chosen) for t in (self.small, self.large))
-        return small + (large - small) * (batch - FEW) // (MORE - FEW)
+        traces = self.small, self.large, self.bend
+        small, large, bend = (sum(t.sizes[name] for name in chosen) for t in traces)
+        return int(small + (large - small) * (batch - FEW) // (MORE - FEW) + bend * _bent(batch))
+
+    @cached_property
+    def bend(self) -> Trace:
+        """The trace of second differences of sizes."""
+        small, large = self.small.sizes, self.large.sizes
+        return replace(self.small, sizes={n: max(0, large[n] - 2 * small[n]) for n in small})
 
     def without(self, names: frozenset[str]) -> "Iteration":
         """The step with some variables that take no memory."""
@@ -88,15 +100,18 @@ class Iteration:
     def flops(self, batch: int) -> Vector:
         """Floating-point operations of each function, (n,)."""
         small, large = ([cost.flops for cost in own] for own in (self.costs, self.larger))
-        return _on_line(small, large, batch)
+        bend = [max(0, high - 2 * low) for low, high in zip(small, large, strict=True)]
+        return _on_curve(small, large, bend, batch)
 
     def touched(self, batch: int) -> Vector:
         """Bytes that each function reads and writes, (n,)."""
-        return _on_line(self.small.needs_bytes, self.large.needs_bytes, batch)
+        needs = (trace.needs_bytes for trace in (self.small, self.large, self.bend))
+        return _on_curve(*needs, batch)
 
     def alive(self, batch: int) -> Vector:
         """Bytes alive while each function runs, (n,)."""
-        return _on_line(self.small.live_bytes, self.large.live_bytes, batch)
+        live = (trace.live_bytes for trace in (self.small, self.large, self.bend))
+        return _on_curve(*live, batch)
 
     def kept_on_host(self, batch: int) -> tuple[Vector, int]:
         """Memory where saved tensors leave the device until the backward pass.
@@ -105,8 +120,8 @@ class Iteration:
         tensor goes as often as operations save it.
         """
         backward = self.phases == BACKWARD
-        low, high = (_saved_away(t, backward, self.inputs) for t in (self.small, self.large))
-        both = _on_line(low, high, batch)
+        traces = self.small, self.large, self.bend
+        both = _on_curve(*(_saved_away(t, backward, self.inputs) for t in traces), batch)
         return both[:-1], int(both[-1])
 
     @cached_property
@@ -155,12 +170,16 @@ class Iteration:
         return self.without(self.gradients | self.inputs)
 
 
-def _on_line(
-    small: Sequence[float] | Vector, large: Sequence[float] | Vector, batch: int
-) -> Vector:
-    """Values at a batch size, on the line through those of both traces, at least 0."""
-    low, high = np.asarray(small, float), np.asarray(large, float)
-    return np.maximum(0.0, low + (high - low) * (batch - FEW) / (MORE - FEW))
+def _on_curve(small: Values, large: Values, bend: Values, batch: int) -> Vector:
+    """Values at a batch size, of those of both traces and second differences, at least 0."""
+    low, high, second = (np.asarray(values, float) for values in (small, large, bend))
+    line = low + (high - low) * (batch - FEW) / (MORE - FEW)
+    return np.maximum(0.0, line + second * _bent(batch))
+
+
+def _bent(batch: int) -> float:
+    """How often the second difference of 0, `FEW` and `MORE` samples is beside the line."""
+    return (batch - FEW) * (batch - MORE) / (2 * FEW**2)
 
 
 def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, list[int]]:
