@@ -353,7 +353,7 @@ def _without_content() -> bool:
 def _images(
     model: nn.Module, image: int | tuple[int, int]
 ) -> tuple[Callable[[int], tuple[Tensor, Tensor]], bool]:
-    """A function from a batch size to images and classes, and whether outputs are in a container."""
+    """A function from a batch size to images and classes, and whether the model gives several."""
     sides = (image, image) if isinstance(image, int) else tuple(image)
     if len(sides) != 2 or not all(is_whole(side, 1) for side in sides):
         raise AdviceError(f"image is {image!r}: give pixels, or height and width")
