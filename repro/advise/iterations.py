@@ -17,7 +17,6 @@ from repro.outofcore.operations import by_values
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"
 FEW, MORE = 2, 4  # samples of the recorded steps; one alone may take other paths
 Vector = NDArray[np.float64]
-Values = Sequence[float] | Vector
 
 
 @dataclass(frozen=True)
@@ -68,15 +67,17 @@ class Iteration:
 
     def trace(self, batch: int) -> Trace:
         """The trace of a step at a batch size."""
-        sizes = {name: max(0, self.bytes_of([name], batch)) for name in self.small.sizes}
+        sizes = {name: self.bytes_of([name], batch) for name in self.small.sizes}
         return replace(self.small, sizes=sizes)
+
+    def _at(self, batch: int, of: Callable[[Trace], Any]) -> Vector:
+        """A quantity of a trace that is linear in its sizes, at a batch size."""
+        return _on_curve(*map(of, (self.small, self.large, self.bend)), batch=batch)
 
     def bytes_of(self, names: Iterable[str], batch: int) -> int:
         """Bytes of some variables together."""
         chosen = list(names)
-        traces = self.small, self.large, self.bend
-        small, large, bend = (sum(t.sizes[name] for name in chosen) for t in traces)
-        return int(small + (large - small) * (batch - FEW) // (MORE - FEW) + bend * _bent(batch))
+        return int(self._at(batch, lambda trace: sum(trace.sizes[name] for name in chosen)))
 
     @cached_property
     def bend(self) -> Trace:
@@ -105,13 +106,11 @@ class Iteration:
 
     def touched(self, batch: int) -> Vector:
         """Bytes that each function reads and writes, (n,)."""
-        needs = (trace.needs_bytes for trace in (self.small, self.large, self.bend))
-        return _on_curve(*needs, batch)
+        return self._at(batch, lambda trace: trace.needs_bytes)
 
     def alive(self, batch: int) -> Vector:
         """Bytes alive while each function runs, (n,)."""
-        live = (trace.live_bytes for trace in (self.small, self.large, self.bend))
-        return _on_curve(*live, batch)
+        return self._at(batch, lambda trace: trace.live_bytes)
 
     def kept_on_host(self, batch: int) -> tuple[Vector, int]:
         """Memory where saved tensors leave the device until the backward pass.
@@ -120,8 +119,7 @@ class Iteration:
         tensor goes as often as operations save it.
         """
         backward = self.phases == BACKWARD
-        traces = self.small, self.large, self.bend
-        both = _on_curve(*(_saved_away(t, backward, self.inputs) for t in traces), batch)
+        both = self._at(batch, lambda trace: _saved_away(trace, backward, self.inputs))
         return both[:-1], int(both[-1])
 
     @cached_property
@@ -170,16 +168,11 @@ class Iteration:
         return self.without(self.gradients | self.inputs)
 
 
-def _on_curve(small: Values, large: Values, bend: Values, batch: int) -> Vector:
-    """Values at a batch size, of those of both traces and second differences, at least 0."""
+def _on_curve(small: Any, large: Any, bend: Any, batch: int) -> Vector:
+    """Values at a batch size, of both traces' and second differences from 0 on, at least 0."""
     low, high, second = (np.asarray(values, float) for values in (small, large, bend))
     line = low + (high - low) * (batch - FEW) / (MORE - FEW)
-    return np.maximum(0.0, line + second * _bent(batch))
-
-
-def _bent(batch: int) -> float:
-    """How often the second difference of 0, `FEW` and `MORE` samples is beside the line."""
-    return (batch - FEW) * (batch - MORE) / (2 * FEW**2)
+    return np.maximum(0.0, line + second * (batch - FEW) * (batch - MORE) / (2 * FEW**2))
 
 
 def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, list[int]]:

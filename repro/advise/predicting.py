@@ -79,7 +79,8 @@ def predict(
         raise AdviceError(f"method is {method!r}: choose {', '.join(METHODS)}")
     on_cpu = device == "cpu"
     speed = speed or Speed.of("cpu" if on_cpu else "H100")
-    case = _Case(workload.on(device), method, batch, memory_bytes, speed, on_cpu, simulated)
+    workload = workload if on_cpu else workload.on_accelerator
+    case = _Case(workload, method, batch, memory_bytes, speed, on_cpu, simulated)
     return METHODS[method](case)
 
 

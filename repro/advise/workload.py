@@ -120,13 +120,10 @@ class Workload:
             blocks = tuple(blocks)
         return cls(name, make, shape, samples, loss_fn, optimizer, blocks)
 
-    def on(self, device: str) -> "Workload":
-        """The workload as a kind of device computes it."""
-        return self if device == "cpu" or self.foreach else self._on_accelerator
-
     @cached_property
-    def _on_accelerator(self) -> "Workload":
-        return replace(self, foreach=True)
+    def on_accelerator(self) -> "Workload":
+        """The workload as accelerators compute it."""
+        return self if self.foreach else replace(self, foreach=True)
 
     @cached_property
     def plain(self) -> Iteration:
