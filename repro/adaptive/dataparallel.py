@@ -263,7 +263,7 @@ class DataParallel:
             labels = batch.targets
             whole = isinstance(labels, Tensor) and not labels.is_floating_point()
             if self._checks is not None and whole and labels.dim() == 1:  # which nothing augments
-                lines.append(f"labels of checksum {crc32(bits(labels).cpu().numpy()):08x}")
+                lines.append(f"labels of checksum {crc32(bytes(bits(labels).cpu().numpy())):08x}")
             remedy = "give the same in every process: the whole mini-batch, and a share for each"
             check_alike(lines, group, remedy, "comparing mini-batches")
             self._asked = True

@@ -1,6 +1,6 @@
 """One training step, recorded on tensors without content, at any batch size."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -72,7 +72,7 @@ class Iteration:
 
     def _at(self, batch: int, of: Callable[[Trace], Any]) -> Vector:
         """A quantity of a trace that is linear in its sizes, at a batch size."""
-        return _on_curve(*map(of, (self.small, self.large, self.bend)), batch=batch)
+        return _on_curve(batch, *map(of, (self.small, self.large, self.bend)))
 
     def bytes_of(self, names: Iterable[str], batch: int) -> int:
         """Bytes of some variables together."""
@@ -102,7 +102,7 @@ class Iteration:
         """Floating-point operations of each function, (n,)."""
         small, large = ([cost.flops for cost in own] for own in (self.costs, self.larger))
         bend = [max(0, high - 2 * low) for low, high in zip(small, large, strict=True)]
-        return _on_curve(small, large, bend, batch)
+        return _on_curve(batch, small, large, bend)
 
     def touched(self, batch: int) -> Vector:
         """Bytes that each function reads and writes, (n,)."""
@@ -168,7 +168,7 @@ class Iteration:
         return self.without(self.gradients | self.inputs)
 
 
-def _on_curve(small: Any, large: Any, bend: Any, batch: int) -> Vector:
+def _on_curve(batch: int, small: Any, large: Any, bend: Any) -> Vector:
     """Values at a batch size, of both traces' and second differences from 0 on, at least 0."""
     low, high, second = (np.asarray(values, float) for values in (small, large, bend))
     line = low + (high - low) * (batch - FEW) / (MORE - FEW)

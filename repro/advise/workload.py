@@ -109,11 +109,11 @@ class Workload:
                 shape = _twin(whole)
             except (ValueError, TypeError, RuntimeError) as error:  # its texts say what there is
                 raise AdviceError(str(error).partition("\n")[0]) from error
-            samples, several = partial(_resized, example), False
             if example is None:
                 samples, several = _images(shape, image)
-        if several:
-            loss_fn = partial(_of_each, loss_fn)
+                loss_fn = partial(_of_each, loss_fn) if several else loss_fn
+            else:
+                samples = partial(_resized, example)
         if blocks is None:
             blocks = repeated_blocks(shape)
         elif not callable(blocks):
