@@ -39,12 +39,7 @@ if TYPE_CHECKING:
         stable_batch,
     )
     from repro.adaptive.optimizers import SchedulerError, WholeStepError, set_lr
-    from repro.adaptive.processes import (
-        PeerError,
-        join_processes,
-        leave_processes,
-        share,
-    )
+    from repro.adaptive.processes import PeerError, join_processes, leave_processes, share
     from repro.adaptive.scaling import MeasuredStep, ScalingModel, updates
     from repro.adaptive.schedules import (
         FixedBatch,

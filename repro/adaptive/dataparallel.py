@@ -210,8 +210,9 @@ class DataParallel:
             PeerError: Another process was lost.
             LossCheckError: The loss is no mean over samples (or by `weights`), in all processes.
             ValueError: The mini-batch is empty, lacks a target for an input, gave a parameter no
-                gradient, or differs in another process (checked in the first step); `shares` do not
-                sum to it; the model, the optimizer or its hooks have changed.
+                gradient, or has other shares or class labels in another process (checked in the
+                first step, and the first after an error); `shares` do not sum to it; the model, the
+                optimizer or its hooks have changed.
             RuntimeError: `close` was called; or a gradient's norm to be clipped without a scaler is
                 not finite, in all processes, before any update.
         """
