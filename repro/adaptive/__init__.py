@@ -64,16 +64,15 @@ __all__ = [
 
 # Modules searched in this order on a name's first use: `repro.adaptive.scaling` needs no torch.
 _HOMES = (
-    "repro.adaptive.scaling", "repro.adaptive.processes", "repro.adaptive.controller",
-    "repro.adaptive.distance", "repro.adaptive.schedules", "repro.adaptive.gradients",
-    "repro.adaptive.optimizers", "repro.adaptive.averaging", "repro.adaptive.dataparallel",
-    "repro.measure", "repro.measure.loss_parts",
+    "adaptive.scaling", "adaptive.processes", "adaptive.controller", "adaptive.distance",
+    "adaptive.schedules", "adaptive.gradients", "adaptive.optimizers", "adaptive.averaging",
+    "adaptive.dataparallel", "measure", "measure.loss_parts",
 )  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     for home in _HOMES if name in __all__ else ():
-        module = importlib.import_module(home)
+        module = importlib.import_module(f"repro.{home}")
         if hasattr(module, name):
             globals()[name] = getattr(module, name)  # so that the search runs once
             return globals()[name]
