@@ -421,7 +421,7 @@ def noted(model, seen):
 
 def differentiated(model, seen):
     """Go back through a part of the model, as a generator's loss does, and read the rest."""
-    model.zero_grad()
+    model.two.zero_grad()
     model.two(torch.ones(1, 8, dtype=torch.float64)).sum().backward()
     seen += [model.out.weight.detach().clone(), model.two.weight.grad.clone()]
 
