@@ -38,12 +38,7 @@ if TYPE_CHECKING:
         stable_batch,
     )
     from repro.adaptive.optimizers import SchedulerError, WholeStepError, set_lr
-    from repro.adaptive.processes import (
-        PeerError,
-        join_processes,
-        leave_processes,
-        share,
-    )
+    from repro.adaptive.processes import PeerError, join_processes, leave_processes, share
     from repro.adaptive.scaling import MeasuredStep, ScalingModel, updates
     from repro.adaptive.schedules import (
         FixedBatch,
@@ -56,56 +51,27 @@ if TYPE_CHECKING:
     from repro.measure.loss_parts import LossCheckError
 
 __all__ = [
-    "METHODS",
-    "BatchController",
-    "CheckpointError",
-    "DataParallel",
-    "DivergedError",
-    "DivergenceWarning",
-    "FixedBatch",
-    "GradientNorm",
-    "LinearScaling",
-    "LossCheckError",
-    "MeasuredStep",
-    "NoImprovement",
-    "NoiseScaleBatch",
-    "PeerError",
-    "Saturation",
-    "ScalingModel",
-    "ScheduledBatch",
-    "SchedulerError",
-    "StartingPoint",
-    "Step",
-    "StepTiming",
-    "ThetaController",
-    "WholeStepError",
-    "full_cost",
-    "gradient_norms",
-    "join_processes",
-    "leave_processes",
-    "load_checkpoint",
-    "max_stable_batch",
-    "noise_scale",
-    "save_checkpoint",
-    "set_lr",
-    "share",
-    "stable_batch",
-    "updates",
-]
+    "METHODS", "BatchController", "CheckpointError", "DataParallel", "DivergedError",
+    "DivergenceWarning", "FixedBatch", "GradientNorm", "LinearScaling", "LossCheckError",
+    "MeasuredStep", "NoImprovement", "NoiseScaleBatch", "PeerError", "Saturation",
+    "ScalingModel", "ScheduledBatch", "SchedulerError", "StartingPoint", "Step", "StepTiming",
+    "ThetaController", "WholeStepError", "full_cost", "gradient_norms", "join_processes",
+    "leave_processes", "load_checkpoint", "max_stable_batch", "noise_scale", "save_checkpoint",
+    "set_lr", "share", "stable_batch", "updates",
+]  # fmt: skip
 
 
 # Modules searched in this order on a name's first use: `repro.adaptive.scaling` needs no torch.
 _HOMES = (
-    "repro.adaptive.scaling", "repro.adaptive.processes", "repro.adaptive.controller",
-    "repro.adaptive.distance", "repro.adaptive.schedules", "repro.adaptive.gradients",
-    "repro.adaptive.optimizers", "repro.adaptive.averaging", "repro.adaptive.dataparallel",
-    "repro.measure", "repro.measure.loss_parts",
+    "adaptive.scaling", "adaptive.processes", "adaptive.controller", "adaptive.distance",
+    "adaptive.schedules", "adaptive.gradients", "adaptive.optimizers", "adaptive.averaging",
+    "adaptive.dataparallel", "measure", "measure.loss_parts",
 )  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     for home in _HOMES if name in __all__ else ():
-        module = importlib.import_module(home)
+        module = importlib.import_module(f"repro.{home}")
         if hasattr(module, name):
             globals()[name] = getattr(module, name)  # so that the search runs once
             return globals()[name]

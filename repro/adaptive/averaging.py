@@ -365,6 +365,10 @@ class OverlappedAverager:
         accelerator.current_stream(self._device).wait_event(bucket.averaged)
 
     def _apply(self, bucket: Bucket) -> None:
+        # A backward pass of the caller's may have gone through the model, as one of a GAN does.
+        kept = [(p, p.grad) for p in self._owner if p.grad is not None]
+        for p, _ in kept:
+            p.grad = None
         self._wait(bucket)
         # The optimizer's own step: wrappers and hooks were added after these gradients.
         step = inspect.unwrap(type(self._optimizer).step)
@@ -376,8 +380,8 @@ class OverlappedAverager:
             self._as_it_was(),
         ):
             step(self._optimizer)
-        for p in bucket.views:
-            p.grad = None
+        for p, gradient in [*((p, None) for p in bucket.views), *kept]:
+            p.grad = gradient
         bucket.pending = False
 
     @contextmanager

@@ -178,9 +178,9 @@ class BatchController:
         before, after = (self.warmup_from + climb * n for n in (number - 1, number))
         return replace(step, lr=after, lr_before=before)
 
-    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
+    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:  # noqa: ARG002
         """Return the batch size after epoch n, before the bound `max_batch`."""
-        raise NotImplementedError
+        return self._batch
 
     def _grown(self) -> int:
         return max(self._batch + 1, round(self._batch * self.growth))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, get_args
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,7 @@ from repro.adaptive.processes import (
 from repro.measure import accelerator
 from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
 from repro.measure.loss_parts import LossCheckError, connected
-from repro.measure.untouched import stored
+from repro.measure.untouched import bits, stored
 
 LossFunction = Callable[..., Tensor]
 _BUCKET_BYTES = {False: 2**20, True: 25 * 2**20}  # by whether the model is on an accelerator
@@ -64,7 +65,7 @@ class DataParallel:
     that holds parameters outside the model (a list made before, the optimizer's groups) must call
     `finish` before reading or changing them, or give ``overlap=False``: `step` then has all
     gradients before it steps the optimizer once. Optimizers that do not treat every parameter
-    separately (LBFGS, LAMB, LARS, any that is not torch's), a replaced `step` and hooks around it
+    separately (LAMB, LARS, any that is not torch's), a replaced `step` and hooks around it
     need that. Clipping and a `GradScaler` have the same effect.
 
     Differs from the paper: gradients are averaged per bucket, not per layer, and the communicating
@@ -209,8 +210,9 @@ class DataParallel:
             PeerError: Another process was lost.
             LossCheckError: The loss is no mean over samples (or by `weights`), in all processes.
             ValueError: The mini-batch is empty, lacks a target for an input, gave a parameter no
-                gradient, or differs in another process (checked in the first step); `shares` do not
-                sum to it; the model, the optimizer or its hooks have changed.
+                gradient, or has other shares or class labels in another process (checked in the
+                first step, and the first after an error); `shares` do not sum to it; the model, the
+                optimizer or its hooks have changed.
             RuntimeError: `close` was called; or a gradient's norm to be clipped without a scaler is
                 not finite, in all processes, before any update.
         """
@@ -220,7 +222,7 @@ class DataParallel:
         batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
         number = batch.num_samples
         if self._group is not None:
-            self._check_unchanged(number, shares, self._group)
+            self._check_unchanged(batch, shares, self._group)
         mine = share(number, self.rank, self.processes, shares)
         count = mine.stop - mine.start
         ranges = bounds(count, self.micro_batch or count) if count else [(0, 0)]
@@ -237,6 +239,7 @@ class DataParallel:
         except PeerError:
             raise
         except Exception:
+            self._asked = False  # so that others, which may not have failed, are not out of step
             if self._averager is not None:
                 self._averager.abandon()
             raise
@@ -249,16 +252,21 @@ class DataParallel:
         return torch.stack(losses).sum()
 
     def _check_unchanged(
-        self, samples: int, shares: Sequence[int] | None, group: dist.ProcessGroup
+        self, batch: Batch, shares: Sequence[int] | None, group: dist.ProcessGroup
     ) -> None:
         """Refuse changes of model and optimizer, and mini-batches that differ between processes."""
         self._guard.check()
         if self._in_parts:
             check_in_parts(self.optimizer)
         if not self._asked:  # once, since it takes time
-            lines = [f"a mini-batch of {samples} samples", f"shares of {shares and [*shares]}"]
+            lines = [f"a mini-batch of {batch.num_samples} samples"]
+            lines.append(f"shares of {shares and [*shares]}")
+            labels = batch.targets
+            whole = isinstance(labels, Tensor) and not labels.is_floating_point()
+            if self._checks is not None and whole and labels.dim() == 1:  # which nothing augments
+                lines.append(f"labels of checksum {crc32(bytes(bits(labels).cpu().numpy())):08x}")
             remedy = "give the same in every process: the whole mini-batch, and a share for each"
-            check_alike(lines, group, remedy)
+            check_alike(lines, group, remedy, "comparing mini-batches")
             self._asked = True
 
     def _check_loss(self, batch: Batch, weights: Any) -> None:

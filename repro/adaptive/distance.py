@@ -40,6 +40,7 @@ class StartingPoint:
                 gap = torch.sub(piece, start.to(now.device, non_blocking=True))
                 if gap.dtype in (torch.float16, torch.bfloat16):  # squares would overflow
                     gap = gap.float()
+                gap = torch.view_as_real(gap) if gap.is_complex() else gap
                 total += gap.square_().sum(dtype=torch.float64)
         return float(sum(float(total) for total in totals.values()) ** 0.5)
 

@@ -5,6 +5,7 @@ gradient and state alone. A probe cannot decide this (it would miss clipping of 
 only), so it is taken as known for torch's own optimizers, and for no others.
 """
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -111,6 +112,12 @@ def check_optimizer(
             "parameters (after the model is made, moved or changed), or set requires_grad to False "
             "there. Of two optimizers that share it make one torch.optim.Optimizer, whose "
             "param_groups are those of both and whose step calls theirs, and give overlap=False"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise WholeStepError(
+            f"{type(optimizer).__name__} computes the loss again in its step, which DataParallel "
+            "does once: give another optimizer"
         )
     fused = {p for group in optimizer.param_groups if group.get("fused") for p in group["params"]}
     for name, p in trained.items():

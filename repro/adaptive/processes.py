@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from repro.measure import accelerator
+from repro.measure.batches import bounds
 from repro.measure.untouched import bits, stored
 
 LOOPBACK = "127.0.0.1"
@@ -102,9 +103,7 @@ def share(samples: int, rank: int, processes: int, shares: Sequence[int] | None 
                 "processes; give one number of samples for each process, in all the mini-batch"
             )
         return slice(sum(shares[:rank]), sum(shares[: rank + 1]))
-    each, rest = divmod(samples, processes)
-    start = rank * each + min(rank, rest)
-    return slice(start, start + each + (rank < rest))
+    return slice(*bounds(samples, max(samples, 1), processes)[rank])
 
 
 def lost_peer(what: str | int, why: object) -> str:
@@ -148,9 +147,11 @@ def gathered(value: Any, group: dist.ProcessGroup, what: str | int = MAKING) -> 
     return values
 
 
-def check_alike(lines: Sequence[str], group: dist.ProcessGroup, remedy: str) -> None:
+def check_alike(
+    lines: Sequence[str], group: dist.ProcessGroup, remedy: str, what: str = MAKING
+) -> None:
     """Refuse what differs between processes, described in lines."""
-    for rank, others in enumerate(gathered(lines, group)):
+    for rank, others in enumerate(gathered(lines, group, what)):
         for ours, theirs in zip_longest(lines, others, fillvalue="nothing"):
             if ours != theirs:
                 raise ValueError(

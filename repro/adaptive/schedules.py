@@ -16,9 +16,6 @@ class FixedBatch(BatchController):
     def __init__(self, batch_size: int, lr: float, **options: Any) -> None:
         super().__init__(batch_size, batch_size, lr, **options)
 
-    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
-        return self._batch
-
 
 class LinearScaling(FixedBatch):
     """A large batch with a rate in proportion, reached by a gradual warm-up.

@@ -15,14 +15,6 @@ from repro.advise.speed import Speed, probe
 from repro.advise.workload import AdviceError, Workload, checkpoint_blocks
 
 __all__ = [
-    "METHODS",
-    "Advice",
-    "AdviceError",
-    "Prediction",
-    "Speed",
-    "Workload",
-    "advise",
-    "checkpoint_blocks",
-    "predict",
-    "probe",
-]
+    "METHODS", "Advice", "AdviceError", "Prediction", "Speed", "Workload", "advise",
+    "checkpoint_blocks", "predict", "probe",
+]  # fmt: skip

@@ -171,6 +171,7 @@ def advise(
     present = _is_present(device)
     kind = "cpu" if device == "cpu" else "accelerator"
     workload = Workload.of(model, **given)
+    workload = workload if kind == "cpu" else workload.on_accelerator
     predict(workload, "undivided", batch, memory_bytes, device=kind)  # refuses what cannot be
     speed = Speed.of(device if device in ("cpu", *DEVICES) else "H100")
     if present and probe_seconds:

@@ -1,6 +1,6 @@
 """One training step, recorded on tensors without content, at any batch size."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -54,7 +54,11 @@ class _Costs(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Iteration:
-    """A training step as a trace whose sizes and work are linear in the batch size."""
+    """A training step as a trace whose sizes and work are linear in the batch size, or quadratic.
+
+    What more than doubles from `FEW` to `MORE` samples, as a matrix of similarities does, is taken
+    to be nothing without samples; all else is on a line.
+    """
 
     small: Trace  # of `FEW` samples
     large: Trace  # of `MORE`
@@ -63,14 +67,23 @@ class Iteration:
 
     def trace(self, batch: int) -> Trace:
         """The trace of a step at a batch size."""
-        sizes = {name: max(0, self.bytes_of([name], batch)) for name in self.small.sizes}
+        sizes = {name: self.bytes_of([name], batch) for name in self.small.sizes}
         return replace(self.small, sizes=sizes)
+
+    def _at(self, batch: int, of: Callable[[Trace], Any]) -> Vector:
+        """A quantity of a trace that is linear in its sizes, at a batch size."""
+        return _on_curve(batch, *map(of, (self.small, self.large, self.bend)))
 
     def bytes_of(self, names: Iterable[str], batch: int) -> int:
         """Bytes of some variables together."""
         chosen = list(names)
-        small, large = (sum(t.sizes[name] for name in chosen) for t in (self.small, self.large))
-        return small + (large - small) * (batch - FEW) // (MORE - FEW)
+        return int(self._at(batch, lambda trace: sum(trace.sizes[name] for name in chosen)))
+
+    @cached_property
+    def bend(self) -> Trace:
+        """The trace of second differences of sizes."""
+        small, large = self.small.sizes, self.large.sizes
+        return replace(self.small, sizes={n: max(0, large[n] - 2 * small[n]) for n in small})
 
     def without(self, names: frozenset[str]) -> "Iteration":
         """The step with some variables that take no memory."""
@@ -88,15 +101,16 @@ class Iteration:
     def flops(self, batch: int) -> Vector:
         """Floating-point operations of each function, (n,)."""
         small, large = ([cost.flops for cost in own] for own in (self.costs, self.larger))
-        return _on_line(small, large, batch)
+        bend = [max(0, high - 2 * low) for low, high in zip(small, large, strict=True)]
+        return _on_curve(batch, small, large, bend)
 
     def touched(self, batch: int) -> Vector:
         """Bytes that each function reads and writes, (n,)."""
-        return _on_line(self.small.needs_bytes, self.large.needs_bytes, batch)
+        return self._at(batch, lambda trace: trace.needs_bytes)
 
     def alive(self, batch: int) -> Vector:
         """Bytes alive while each function runs, (n,)."""
-        return _on_line(self.small.live_bytes, self.large.live_bytes, batch)
+        return self._at(batch, lambda trace: trace.live_bytes)
 
     def kept_on_host(self, batch: int) -> tuple[Vector, int]:
         """Memory where saved tensors leave the device until the backward pass.
@@ -105,8 +119,7 @@ class Iteration:
         tensor goes as often as operations save it.
         """
         backward = self.phases == BACKWARD
-        low, high = (_saved_away(t, backward, self.inputs) for t in (self.small, self.large))
-        both = _on_line(low, high, batch)
+        both = self._at(batch, lambda trace: _saved_away(trace, backward, self.inputs))
         return both[:-1], int(both[-1])
 
     @cached_property
@@ -155,12 +168,11 @@ class Iteration:
         return self.without(self.gradients | self.inputs)
 
 
-def _on_line(
-    small: Sequence[float] | Vector, large: Sequence[float] | Vector, batch: int
-) -> Vector:
-    """Values at a batch size, on the line through those of both traces, at least 0."""
-    low, high = np.asarray(small, float), np.asarray(large, float)
-    return np.maximum(0.0, low + (high - low) * (batch - FEW) / (MORE - FEW))
+def _on_curve(batch: int, small: Any, large: Any, bend: Any) -> Vector:
+    """Values at a batch size, of both traces' and second differences from 0 on, at least 0."""
+    low, high, second = (np.asarray(values, float) for values in (small, large, bend))
+    line = low + (high - low) * (batch - FEW) / (MORE - FEW)
+    return np.maximum(0.0, line + second * (batch - FEW) * (batch - MORE) / (2 * FEW**2))
 
 
 def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, list[int]]:

@@ -79,6 +79,7 @@ def predict(
         raise AdviceError(f"method is {method!r}: choose {', '.join(METHODS)}")
     on_cpu = device == "cpu"
     speed = speed or Speed.of("cpu" if on_cpu else "H100")
+    workload = workload if on_cpu else workload.on_accelerator
     case = _Case(workload, method, batch, memory_bytes, speed, on_cpu, simulated)
     return METHODS[method](case)
 

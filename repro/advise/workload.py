@@ -5,7 +5,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Workload:
     loss_fn: Callable[..., Tensor]  # called with outputs and targets
     optimizer: Callable[..., torch.optim.Optimizer]  # makes the optimizer of some parameters
     blocks: Blocks  # classes that checkpointing recomputes, or a function that makes a model do so
+    foreach: bool = False  # whether torch's optimizers update lists of tensors, as by accelerators
 
     @classmethod
     def of(
@@ -68,7 +69,8 @@ class Workload:
                 it is neither changed nor run, but for probes, which run a copy.
             example: (inputs, targets) of one or more samples, samples first, as the model is called
                 and the loss takes them. Left out, images of `image` pixels with 3 channels, and a
-                class for each output. A model may ask for values of its whole numbers and masks,
+                class for each output; losses of several outputs, such as those of auxiliary
+                classifiers, are added. A model may ask for values of its whole numbers and masks,
                 such as whether all of a mask is true: a batch has those of the example, over and
                 over. It must not ask for other values.
             image: Height and width of the images, where `example` is left out.
@@ -101,14 +103,27 @@ class Workload:
         with torch.device("meta"):
             try:
                 shape = make()
+            except NotImplementedError:  # it computes with values, as RegNet's constructor does
+                with torch.device("cpu"):
+                    whole = make()
+                shape = _twin(whole)
             except (ValueError, TypeError, RuntimeError) as error:  # its texts say what there is
                 raise AdviceError(str(error).partition("\n")[0]) from error
-            samples = _images(shape, image) if example is None else partial(_resized, example)
+            if example is None:
+                samples, several = _images(shape, image)
+                loss_fn = partial(_of_each, loss_fn) if several else loss_fn
+            else:
+                samples = partial(_resized, example)
         if blocks is None:
             blocks = repeated_blocks(shape)
         elif not callable(blocks):
             blocks = tuple(blocks)
         return cls(name, make, shape, samples, loss_fn, optimizer, blocks)
+
+    @cached_property
+    def on_accelerator(self) -> "Workload":
+        """The workload as accelerators compute it."""
+        return self if self.foreach else replace(self, foreach=True)
 
     @cached_property
     def plain(self) -> Iteration:
@@ -174,8 +189,12 @@ class Workload:
             model = model.to(device)
             loss_fn = loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn
             inputs, targets = to_device((inputs, targets), torch.device(device))
-        trained = [p for p in model.parameters() if p.requires_grad]
-        return Parts(model, loss_fn, self.optimizer(trained), inputs, targets)
+        optimizer = self.optimizer([p for p in model.parameters() if p.requires_grad])
+        lists = self.foreach and device is None and type(optimizer) is not torch.optim.Adafactor
+        for group in optimizer.param_groups if lists else ():
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True  # which lists take memory for
+        return Parts(model, loss_fn, optimizer, inputs, targets)
 
 
 @dataclass
@@ -330,25 +349,30 @@ def _without_content() -> bool:
 
 def _images(
     model: nn.Module, image: int | tuple[int, int]
-) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """A function from a batch size to images and classes that suit the model's outputs."""
+) -> tuple[Callable[[int], tuple[Tensor, Tensor]], bool]:
+    """A function from a batch size to images and classes, and whether the model gives several."""
     sides = (image, image) if isinstance(image, int) else tuple(image)
     if len(sides) != 2 or not all(is_whole(side, 1) for side in sides):
         raise AdviceError(f"image is {image!r}: give pixels, or height and width")
     try:
         with torch.no_grad():
-            _, classes, *places = model.train()(torch.empty(2, 3, *sides)).shape
+            outputs = model.train()(torch.empty(2, 3, *sides))
+        ((_, classes, *places),) = {tuple(output.shape) for output in leaves_of(outputs)}
     except Exception as error:
         raise AdviceError(
             f"{type(model).__name__} does not make class scores of images of 3×{sides[0]}×"
-            f"{sides[1]} ({type(error).__name__}: {error}): give example=(inputs, targets) and "
-            "loss_fn="
+            f"{sides[1]} ({type(error).__name__}: {error}): give image= of another size, or "
+            "example=(inputs, targets) and loss_fn="
         ) from error
 
     def make(batch: int) -> tuple[Tensor, Tensor]:
         return torch.rand(batch, 3, *sides), torch.randint(classes, (batch, *places))
 
-    return make
+    return make, not isinstance(outputs, Tensor)
+
+
+def _of_each(loss_fn: Callable[..., Tensor], outputs: Any, targets: Any) -> Any:
+    return sum(loss_fn(output, targets) for output in leaves_of(outputs))
 
 
 def _resized(example: tuple[Any, Any], batch: int) -> tuple[Any, Any]:

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from test_updates import OPTIMIZERS, SPLIT, batch, make
+from test_updates import LATER, OPTIMIZERS, PADDED, SPLIT, alone, batch, make
 from torch import nn
 
-from repro.adaptive import DataParallel, LossCheckError, averaging, full_cost, noise_scale
+from repro.adaptive import LossCheckError, averaging, full_cost, noise_scale
 from repro.adaptive.averaging import OverlappedAverager
 from repro.measure import accelerator
 
@@ -89,16 +89,9 @@ def test_parameters_of_every_layout_train_as_on_a_cpu(device, two, name, method,
 
 
 def test_labels_on_an_accelerator_are_read_before_the_step(device):
-    def loss(outputs, targets):
-        kept = targets >= 0
-        each = F.cross_entropy(outputs, targets.clamp(min=0), reduction="none")
-        return (each * kept).sum() / kept.sum()
-
-    model = nn.Linear(8, 3).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    parallel = DataParallel(model, loss, optimizer, micro_batch=4)
-    x, y = torch.randn(12, 8, device=device), torch.arange(12) % 3
-    padded = torch.where(torch.arange(12) % 2 == 1, -1, y)
+    model, (loss, y, left_out) = nn.Linear(8, 4).to(device), LATER["padding"]
+    parallel = alone(model, loss, micro_batch=4)
+    x, padded = torch.randn(12, 8, device=device), torch.where(PADDED, left_out, y)
     for _ in range(2):
         parallel.step(x, y.to(device))
     before = model.weight.detach().clone()

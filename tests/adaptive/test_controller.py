@@ -381,11 +381,14 @@ class TestDistance:
         now[2] = now[2].contiguous()
         assert StartingPoint(before).distance(now) == pytest.approx(wanted, rel=1e-6)
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+    @pytest.mark.parametrize(
+        "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64]
+    )
     @pytest.mark.parametrize("step", [2.0**-13, 2.0**9])
     def test_small_and_large_steps_of_every_type(self, dtype, step):
         before = torch.zeros(1000, dtype=dtype)
-        now = torch.full_like(before, step)  # a power of two, which every type has
+        # A power of two, which every type has.
+        now = torch.full_like(before, step * 1j if dtype.is_complex else step)
         distance = StartingPoint([before]).distance([now])
         assert distance == pytest.approx(step * 1000**0.5, rel=1e-6)
 

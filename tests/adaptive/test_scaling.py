@@ -70,8 +70,7 @@ def measured(model, points):
     steps = []
     for batch, processes in points:
         cost = model.step(batch, processes)
-        steps.append(MeasuredStep(batch, processes, *(getattr(cost, p) for p in (
-            "computation_s", "communication_s", "blocked_s"))))  # fmt: skip
+        steps.append(MeasuredStep(batch, processes, *(getattr(cost, part) for part in PARTS)))
     return steps
 
 

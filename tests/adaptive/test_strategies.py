@@ -3,6 +3,7 @@ import random
 
 import pytest
 import torch
+from test_controller import with_thetas as follow
 
 from repro.adaptive import (
     DivergedError,
@@ -12,17 +13,6 @@ from repro.adaptive import (
     ScheduledBatch,
 )
 from repro.adaptive.gradients import NoiseScale
-
-
-def follow(controller, thetas):
-    """Return the settings of all epochs of a training with these θ."""
-    steps = [controller.observe(10.0, [torch.zeros(2, dtype=torch.float64)])]
-    for number, theta in enumerate(thetas, 1):
-        distance = 1 + 0.5 * number
-        w = distance * torch.tensor([0.6, -0.8], dtype=torch.float64)
-        steps.append(controller.observe(10 - theta * distance, [w]))
-    return steps
-
 
 THETAS = [random.Random(2).uniform(-1, 3) for _ in range(12)]
 

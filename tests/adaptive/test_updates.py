@@ -419,7 +419,14 @@ def noted(model, seen):
     seen.append(copy.deepcopy(model.one).weight)
 
 
-BETWEEN = {"clamp": clamped, "average": averaged, "note": noted}
+def differentiated(model, seen):
+    """Go back through a part of the model, as a generator's loss does, and read the rest."""
+    model.two.zero_grad()
+    model.two(torch.ones(1, 8, dtype=torch.float64)).sum().backward()
+    seen += [model.out.weight.detach().clone(), model.two.weight.grad.clone()]
+
+
+BETWEEN = {"clamp": clamped, "average": averaged, "note": noted, "backward": differentiated}
 READS = ("attribute", "list", "closure", "alias", "partial", "all", "later", *BETWEEN, "loss")
 
 
@@ -561,8 +568,8 @@ def not_the_same(method, rank, what):
     model = make(0, Small)
     parallel = parallel_of(model, torch.optim.SGD(model.parameters(), 0.1), method)
     x, y = batch(0)
-    shares = None if what == "samples" else [2 + rank, 4 - rank]
-    given = (x[rank:], y[rank:]) if what == "samples" else (x, y)
+    shares = [2 + rank, 4 - rank] if what == "shares" else None
+    given = {"samples": (x[rank:], y[rank:]), "labels": (x, y.roll(rank))}.get(what, (x, y))
     error = error_of(parallel.step, *given, shares=shares)
     parallel.step(x, y, shares=[1, 5])
     parallel.close()
@@ -680,6 +687,18 @@ def refused_by_one(rank):
     parallel.step(*batch(0))
     parallel.close()
     return errors, weights_of(model)
+
+
+def failed_by_one(method, rank):
+    """An error in one process alone, which goes on with the next mini-batch."""
+    model, errors = make(0, Small), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = parallel_of(model, optimizer, method, timeout_s=3, check="off")
+    for number in range(3):
+        parallel.loss_fn = None if rank and number == 1 else F.cross_entropy
+        errors.append(error_of(parallel.step, *batch(number)))
+    error_of(parallel.close)
+    return errors
 
 
 def compared_by_one(rank):
@@ -824,7 +843,7 @@ def todo(rank):
                 yield (method, "changed", what), partial(changed, method, what)
         for what in ("shape", "frozen", "layout", "option"):
             yield (method, "unlike", what), partial(unlike, method, rank, what)
-        for what in ("samples", "shares"):
+        for what in ("samples", "labels", "shares"):
             yield (method, "not the same", what), partial(not_the_same, method, rank, what)
     for whose in ("model", "layer", "optimizer"):
         yield ("states", whose), partial(states, "all_to_all", whose)
@@ -833,6 +852,8 @@ def todo(rank):
     yield "copies", partial(copies, "all_to_all")
     for name in UNEVEN:
         yield ("uneven", name), partial(checked, name)
+    for method in TWO:
+        yield (method, "failed by one"), partial(failed_by_one, method, rank)
     yield "refused by one", partial(refused_by_one, rank)
     yield "compared by one", partial(compared_by_one, rank)
 
@@ -956,7 +977,7 @@ def test_models_and_options_that_differ_are_refused(both, what):
             assert "rank 0" in text and "rank 1" in text and "make the same model" in text
 
 
-@pytest.mark.parametrize("what", ["samples", "shares"])
+@pytest.mark.parametrize("what", ["samples", "labels", "shares"])
 def test_mini_batches_that_differ_are_refused(both, what):
     model = make(0, Small)
     train(None, model, torch.optim.SGD(model.parameters(), 0.1), BATCHES[:1])
@@ -996,6 +1017,12 @@ def test_a_loss_that_one_process_refuses_is_refused_in_all(both):
             assert kind == "LossCheckError"
             assert text.startswith("the loss of " if rank else "rank 1: the loss of ")
         assert_close(weights, weights_of(model))
+
+
+@pytest.mark.parametrize("method", TWO)
+def test_a_process_that_goes_on_after_an_error_of_its_own_is_an_error_in_all(both, method):
+    one, other = answers(both, method, "failed by one")
+    assert other[1][0] == "TypeError" and one[2][0] == other[2][0] == "PeerError"
 
 
 def test_a_check_that_one_process_cannot_make_is_made_again_in_all(both):
@@ -1140,6 +1167,7 @@ REFUSED = {
     r"does not hold mixed, last, .*, 8 of 8 parameters": lambda: (make(), sgd(make())[1]),
     r"holds 1 parameters that are not the model's \(of shapes \(2,\)\)": lambda: more_than(make()),
     r"last has strides \(8, 2\) .* or give fused=False": lambda: sgd(make(0, Gaps), fused=True),
+    r"LBFGS computes the loss again": lambda: (m := make(), torch.optim.LBFGS(m.parameters())),
     r"out.bias has strides \(0,\) for the shape \(4,\): elements that share": expanded,
 }  # fmt: skip
 

@@ -47,12 +47,21 @@ def tokens() -> tuple[Tensor, Tensor]:
     return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
 
+def similarities(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ce(outputs @ outputs.T, targets)
+
+
 bce, ce = functional.binary_cross_entropy_with_logits, functional.cross_entropy
 NETWORKS = {
     "ResNet": (partial(build, "resnet18", width=8, num_classes=10), images, ce),
     "DenseNet": (partial(build, "densenet40", growth=4), images, ce),
     "U-Net": (partial(build, "unet", width=4, depth=2), masks, bce),
     "transformer": (Transformer, tokens, ce),
+    "similarities": (
+        lambda: nn.Linear(4, 4),
+        lambda: (torch.eye(3, 4), torch.arange(3)),
+        similarities,
+    ),
 }
 
 
@@ -105,6 +114,7 @@ def measured(name: str, method: str) -> int:
         *(("ResNet", m) for m in ("undivided", "accumulation", "mbs", "checkpointing")),
         ("DenseNet", "undivided"),
         *(("U-Net", m) for m in ("undivided", "save_on_cpu")),
+        ("similarities", "undivided"),
         *(("transformer", m) for m in ("mbs", "checkpointing", "save_on_cpu")),
     ],
 )
@@ -326,6 +336,33 @@ def test_recurrent_networks_and_layers_that_no_step_uses():
     assert spare < predict(own, "undivided", 1, PLENTY).peak_bytes
     tight = predict(own, "outofcore", BATCH, told.peak_bytes // 2)
     assert tight.fits and tight.host_bytes > spare
+
+
+class Several(nn.Conv2d):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        scores = super().forward(x).mean((2, 3))
+        return {"out": scores, "aux": 2 * scores}
+
+
+@pytest.mark.slow
+def test_models_of_several_outputs_and_such_as_compute_when_they_are_made():
+    own = Workload.of(Several(3, 5, 3), image=8)
+    parts = own.built(2, "cpu")
+    outputs = parts.model(parts.inputs)
+    wanted = sum(ce(output, parts.targets) for output in outputs.values())
+    assert parts.forward() == wanted and predict(own, "mbs", 9, PLENTY).fits
+    assert Workload.of("torchvision/regnet_y_400mf", image=32).samples(2)[0].shape == (2, 3, 32, 32)
+
+
+def test_optimizers_update_lists_on_accelerators():
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+    lists = partial(torch.optim.Adam, foreach=True)
+
+    def told(optimizer: Any, device: str) -> int:
+        own = Workload.of(model, example=(torch.randn(2, 32), torch.arange(2)), optimizer=optimizer)
+        return predict(own, "undivided", 4, PLENTY, device=device).peak_bytes
+
+    assert told("adam", "cuda") == told(lists, "cpu") > told("adam", "cpu")
 
 
 def test_an_accelerators_budget_leaves_room_for_kernels():
