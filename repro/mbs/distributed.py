@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -108,9 +109,11 @@ class Processes:
         model = self._model
         assert isinstance(model, DistributedDataParallel)
         module, partial = model._modules["module"], model.find_unused_parameters
-        trained = (p for p in self.module.parameters() if p.requires_grad)
+        trained = [p for p in self.module.parameters() if p.requires_grad]
         touched = [p for p in trained if p.grad is not None or not partial]
-        model._modules["module"] = _Zero(touched)
+        kinds = (nn.Embedding, nn.EmbeddingBag)  # of which DistributedDataParallel reads `sparse`
+        sparse = [m.weight for m in self.module.modules() if isinstance(m, kinds) and m.sparse]
+        model._modules["module"] = _Zero(touched or trained[:1], {id(p) for p in sparse})
         try:
             with torch.enable_grad():
                 loss = model()
@@ -126,13 +129,20 @@ class Processes:
 
 
 class _Zero(nn.Module):
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], sparse: set[int]) -> None:
         super().__init__()
-        self._touched = list(parameters)  # a list is not registered
+        self._touched, self._sparse = list(parameters), sparse  # a list is not registered
 
     def forward(self) -> torch.Tensor:
         # A sum's gradient is one expanded number, even for a large parameter.
-        return torch.stack([parameter.sum().float() * 0 for parameter in self._touched]).sum()
+        sums = [self._part(parameter).sum().float() * 0 for parameter in self._touched]
+        return torch.stack(sums).sum()
+
+    def _part(self, parameter: nn.Parameter) -> torch.Tensor:
+        if id(parameter) not in self._sparse:
+            return parameter
+        none = torch.zeros(0, dtype=torch.long, device=parameter.device)
+        return F.embedding(none, parameter, sparse=True)  # whose gradient is sparse, too
 
 
 def error_of_a_peer(memory: bool) -> Exception:

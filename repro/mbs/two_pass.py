@@ -68,10 +68,9 @@ def run_two_passes(
                 outputs.append(own_memory(call_model(setting.module, inputs), inputs))
             forward_ended()
             sketches.append(_sketch(outputs[-1], precision.dtype))
-    # The second pass updates buffers and moments, and needs weights cast with a graph.
+    # The second pass updates buffers and moments.
     ledger.buffers.write(buffers)
     updates.moments.clear()
-    torch.clear_autocast_cache()
 
     # The loss of the whole, and its gradient by the outputs.
     whole = concatenate(outputs, plan.bounds)
