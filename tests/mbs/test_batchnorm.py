@@ -27,22 +27,30 @@ def assert_same_buffers(model, other, rtol=1e-12):
         torch.testing.assert_close(b, c, rtol=rtol, atol=rtol, msg=lambda m, n=name: f"{n}: {m}")
 
 
+class Views(nn.Sequential):
+    """Calls its layer for each of two views, as siamese networks do."""
+
+    def forward(self, x):
+        return self[0](x) + self[0](2 * x + 1)
+
+
 @pytest.mark.parametrize("momentum", [0.1, 1.0, None])
 @pytest.mark.parametrize("micro", [1, 16])
-@pytest.mark.parametrize("form", ["whole", "pieces", "two_pass"])
+@pytest.mark.parametrize("form", ["whole", "pieces", "two_pass", "views", "views, pieces"])
 def test_deferred_statistics_are_the_full_batchs(form, micro, momentum):
     model = nn.BatchNorm2d(5, momentum=momentum).double()
+    model = Views(model) if "views" in form else model
     full = copy.deepcopy(model)
     stream = streamer(model, micro, two_pass=form == "two_pass")
     for num_samples in (20, 7, 13):
         x, y = batch(num_samples)
         full(x)
-        if form == "pieces":
+        if "pieces" in form:
             stream.backward(iter([(x[:5], y[:5]), (x[5:], y[5:])]))
         else:
             stream.backward(x, y)
         assert_same_buffers(model, full)
-    assert model.num_batches_tracked == 3
+    assert list(model.buffers())[2] == (6 if "views" in form else 3)
 
 
 def test_deferred_keeps_precision_far_from_zero():

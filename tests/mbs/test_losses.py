@@ -301,6 +301,19 @@ def test_values_that_labels_had_not_before_are_checked():
                 streamer.backward(X, later)
 
 
+def test_the_first_zero_of_a_mask_among_the_inputs_is_checked():
+    inner = make_model()
+
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            return {"loss": (inner(x).square().sum(1) * mask).sum() / mask.sum()}
+
+    streamer = MicroBatchStreamer(Masked(), outputs_loss, 16)
+    streamer.backward({"x": X, "mask": torch.ones(N).long()})
+    with pytest.raises(LossCheckError):
+        streamer.backward({"x": X, "mask": (torch.arange(N) > 9).long()})
+
+
 def test_a_micro_batch_without_weight_is_checked_when_the_first_comes():
     def loss_fn(outputs, found):  # divided by what was found, but never by 0
         each = F.binary_cross_entropy_with_logits(outputs[:, 0], found, reduction="none")

@@ -266,7 +266,19 @@ class TimeFirst(nn.Module):
         return self.head(states[:, -1]), states.transpose(0, 1)
 
 
-@pytest.mark.parametrize("model", [Slopes(6, 4), TimeFirst()])
+class Adjacent(nn.Linear):
+    """Mixes features by a sparse matrix, and has a number that equals nothing."""
+
+    def __init__(self):
+        super().__init__(6, 4)
+        self.best = float("nan")
+        self.register_buffer("adjacency", torch.eye(6).roll(1, 0).to_sparse())
+
+    def forward(self, x):
+        return super().forward((self.adjacency @ x.T).T)
+
+
+@pytest.mark.parametrize("model", [Slopes(6, 4), TimeFirst(), Adjacent()])
 def test_what_is_exact_is_not_complained_of(model):
     x, y = torch.randn(32, 6), torch.randint(4, (32,))
     loss_fn = F.cross_entropy

@@ -91,7 +91,8 @@ def test_channels_last_and_numbers_arrive_as_they_were(device):
 def test_packed_sequences_arrive(device):
     sequences = [torch.full((1 + i % 3, 5), float(i)) for i in range(7)]
     packed = nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
-    for part, _ in Stager(device, 2, False).stream(Reader().read(packed, None, None).plan(3).parts()):
+    parts = Reader().read(packed, None, None).plan(3).parts()
+    for part, _ in Stager(device, 2, trace=False).stream(parts):
         assert part.data.device == device
         for sequence in nn.utils.rnn.unpack_sequence(part.to("cpu")):
             assert torch.equal(sequence, sequences.pop(0))

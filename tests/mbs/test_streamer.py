@@ -443,7 +443,7 @@ def batch_cases():
         MicroBatchError,
         "5 weights were given for 6 samples.*one weight per sample",
     )
-    yield (x, y), [0.0, 0.0], MicroBatchError, "not all zero"
+    yield (x, y), [0.0] * 6, NonFiniteLossError, "whether any target counts"
     yield (x, y), [1.0, float("nan")], MicroBatchError, "1-D tensor of"
     yield (x, y), torch.ones(3, 2), MicroBatchError, r"shape \(3, 2\)"
     yield (x, y), ["a", "b"], MicroBatchError, "1-D tensor of"
