@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -113,7 +114,8 @@ class Processes:
         touched = [p for p in trained if p.grad is not None or not partial]
         kinds = (nn.Embedding, nn.EmbeddingBag)  # of which DistributedDataParallel reads `sparse`
         sparse = [m.weight for m in self.module.modules() if isinstance(m, kinds) and m.sparse]
-        model._modules["module"] = _Zero(touched or trained[:1], {id(p) for p in sparse})
+        zero = _Zero(module, touched or trained[:1], {id(p) for p in sparse})
+        model._modules["module"] = zero
         try:
             with torch.enable_grad():
                 loss = model()
@@ -129,9 +131,10 @@ class Processes:
 
 
 class _Zero(nn.Module):
-    def __init__(self, parameters: Sequence[nn.Parameter], sparse: set[int]) -> None:
+    def __init__(self, module: Any, touched: Sequence[nn.Parameter], sparse: set[int]) -> None:
         super().__init__()
-        self._touched, self._sparse = list(parameters), sparse  # a list is not registered
+        self._touched, self._sparse = list(touched), sparse  # a list is not registered
+        vars(self)["named_buffers"] = module.named_buffers  # of which the wrapper sends some
 
     def forward(self) -> torch.Tensor:
         # A sum's gradient is one expanded number, even for a large parameter.

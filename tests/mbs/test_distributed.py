@@ -60,7 +60,10 @@ def run_case(case, rank):
     inputs, y = (part[start:stop] for part in make_batch(16))
     options = {"gradient_as_bucket_view": "views" in case}
     options["find_unused_parameters"] = "unused" in case
-    model = DistributedDataParallel(make_model(), **options)
+    plain = make_model()
+    plain.register_buffer("rank", torch.zeros(()))
+    model = DistributedDataParallel(plain, **options)
+    plain.rank.fill_(rank)
     counts = {"reductions": 0, "forwards": 0}
 
     def hook(state, bucket):
@@ -104,7 +107,7 @@ def run_case(case, rank):
             with model.no_sync() if "no_sync" in case and index == 1 else nullcontext():
                 result = streamer.backward(x, y)
         sizes.append((result.micro_batch_size, result.retries))
-    assert result.num_samples == len(x)
+    assert result.num_samples == len(x) and plain.rank == 0  # the first process's, as in torch
     counts["sizes"] = sizes
     return [p.grad.clone() for p in model.parameters()], counts
 
