@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -112,10 +111,7 @@ class Processes:
         module, partial = model._modules["module"], model.find_unused_parameters
         trained = [p for p in self.module.parameters() if p.requires_grad]
         touched = [p for p in trained if p.grad is not None or not partial]
-        kinds = (nn.Embedding, nn.EmbeddingBag)  # of which DistributedDataParallel reads `sparse`
-        sparse = [m.weight for m in self.module.modules() if isinstance(m, kinds) and m.sparse]
-        zero = _Zero(module, touched or trained[:1], {id(p) for p in sparse})
-        model._modules["module"] = zero
+        model._modules["module"] = _Zero(self.module, touched or trained[:1])
         try:
             with torch.enable_grad():
                 loss = model()
@@ -131,21 +127,27 @@ class Processes:
 
 
 class _Zero(nn.Module):
-    def __init__(self, module: Any, touched: Sequence[nn.Parameter], sparse: set[int]) -> None:
+    """Computes 0 of some parameters of a module, which `DistributedDataParallel` takes it for."""
+
+    touched: Sequence[nn.Parameter]
+    tables: Sequence[nn.Parameter]
+
+    def __init__(self, module: nn.Module, touched: Sequence[nn.Parameter]) -> None:
         super().__init__()
-        self._touched, self._sparse = list(touched), sparse  # a list is not registered
-        vars(self)["named_buffers"] = module.named_buffers  # of which the wrapper sends some
+        kinds = nn.Embedding | nn.EmbeddingBag  # whose gradients are expected to be sparse
+        tables = [m.weight for m in module.modules() if isinstance(m, kinds) and m.sparse]
+        # Not registered; and the module's own buffers are sent.
+        vars(self).update(touched=touched, tables=tables, named_buffers=module.named_buffers)
 
     def forward(self) -> torch.Tensor:
         # A sum's gradient is one expanded number, even for a large parameter.
-        sums = [self._part(parameter).sum().float() * 0 for parameter in self._touched]
-        return torch.stack(sums).sum()
+        return torch.stack([self._part(p).sum().float() * 0 for p in self.touched]).sum()
 
     def _part(self, parameter: nn.Parameter) -> torch.Tensor:
-        if id(parameter) not in self._sparse:
+        if not any(parameter is table for table in self.tables):
             return parameter
         none = torch.zeros(0, dtype=torch.long, device=parameter.device)
-        return F.embedding(none, parameter, sparse=True)  # whose gradient is sparse, too
+        return F.embedding(none, parameter, sparse=True)
 
 
 def error_of_a_peer(memory: bool) -> Exception:

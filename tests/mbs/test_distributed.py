@@ -27,15 +27,8 @@ CASES = ["plain", "views", "two_pass", "weights", "pieces", "auto", "auto two_pa
          "ignored", "ignored unused", "weights of one", "hooks", "no_sync", "no_sync views", "nan",
          "other"]  # fmt: skip
 # Losses with parameters of the model: a temperature in the loss alone, and one that decays.
-WITH_PARAMETERS = [
-    "temperature",
-    "temperature two_pass",
-    "decay",
-    "decay two_pass",
-    "experts",
-    "constant",
-    "sparse",
-]
+WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts",
+                   "constant", "sparse"]  # fmt: skip
 SHARDED = ["fully_shard", "fully_shard two_pass", "fully_shard evaluated", "fully_shard bfloat16",
            "fully_shard weights", "Fully",
            "Fully, original parameters", "fully_shard auto", "fully_shard two_pass auto",
