@@ -119,16 +119,11 @@ class Fragile(nn.Module):
         return out
 
 
-def fragile_pair(dropout=0.0):
-    broken, plain = make_model(dropout=dropout), make_model(dropout=dropout)
-    fragile = Fragile()
-    return nn.Sequential(broken[:3], fragile, broken[3:]), plain, fragile
-
-
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("form", ["whole", "two_pass", "deferred", "scaler"])
 def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
-    model, plain, fragile = fragile_pair(dropout=0.5)
+    broken, plain = make_model(dropout=0.5), make_model(dropout=0.5)
+    model = nn.Sequential(broken[:3], fragile := Fragile(), broken[3:])
     norm = "deferred" if form == "deferred" else "micro"
     options = {"two_pass": form == "two_pass", "batchnorm": norm}
     scalers = [torch.amp.GradScaler("cpu") if form == "scaler" else None for _ in range(2)]

@@ -73,9 +73,6 @@ def with_a_rest(num_samples, micro):
     return [(i, min(i + micro, num_samples)) for i in range(0, num_samples, micro)]
 
 
-# Equal to the full batch
-
-
 def weighted_loss(outputs, targets):
     labels, weights = targets
     return (F.cross_entropy(outputs, labels, reduction="none") * weights).sum() / weights.sum()
@@ -132,9 +129,6 @@ def test_no_more_than_two_pieces_are_held():
     assert len(made) == 6 and max(alive) <= 2
 
 
-# Equations 13 and 14
-
-
 @pytest.mark.parametrize("micro", MICRO)
 @pytest.mark.parametrize("mini", MINI)
 @pytest.mark.parametrize("normalization", ["paper", "none"])
@@ -151,9 +145,6 @@ def test_paper_and_none_are_equations_14_and_13(mini, micro, normalization):
     assert_equal_gradients(model, expected, 1e-12)
     expected_loss = factor * sum(part[1] for part in parts)
     torch.testing.assert_close(result.loss, expected_loss, rtol=1e-12, atol=0)
-
-
-# Trajectories and existing gradients
 
 
 def test_frozen_thawed_tied_and_unused_parameters():
@@ -218,9 +209,6 @@ def test_peak_memory_does_not_grow_with_the_mini_batch():
         F.cross_entropy(model(x), y).backward()
     assert peaks[1] <= 1.02 * peaks[0]
     assert peaks[1] <= 1.02 * meter.peak_bytes
-
-
-# Precision
 
 
 @pytest.mark.parametrize("two_pass", [False, True])
