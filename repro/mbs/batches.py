@@ -199,8 +199,8 @@ def _checked_weights(weights: Any) -> torch.Tensor | None:
     usable = values.dim() == 1 and bool(torch.isfinite(values).all()) and bool((values >= 0).all())
     if not usable:
         raise MicroBatchError(
-            f"weights must be a list or 1-D tensor of finite numbers, none negative; got shape "
-            f"{tuple(values.shape)} with sum {float(values.sum())}"
+            f"weights must be a list or 1-D tensor of finite numbers, none negative; got "
+            f"shape {tuple(values.shape)} with sum {float(values.sum())}"
         )
     return values
 

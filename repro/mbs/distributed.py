@@ -1,7 +1,6 @@
 """Agreement among processes that each stream their share of a mini-batch."""
 
 import warnings
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -129,22 +128,19 @@ class Processes:
 class _Zero(nn.Module):
     """Computes 0 of some parameters of a module, which `DistributedDataParallel` takes it for."""
 
-    touched: Sequence[nn.Parameter]
-    tables: Sequence[nn.Parameter]
-
-    def __init__(self, module: nn.Module, touched: Sequence[nn.Parameter]) -> None:
+    def __init__(self, module: nn.Module, touched: list[nn.Parameter]) -> None:
         super().__init__()
         kinds = nn.Embedding | nn.EmbeddingBag  # whose gradients are expected to be sparse
-        tables = [m.weight for m in module.modules() if isinstance(m, kinds) and m.sparse]
-        # Not registered; and the module's own buffers are sent.
-        vars(self).update(touched=touched, tables=tables, named_buffers=module.named_buffers)
+        self._tables = [m.weight for m in module.modules() if isinstance(m, kinds) and m.sparse]
+        self._touched = touched  # a list is not registered
+        vars(self)["named_buffers"] = module.named_buffers  # which are sent
 
     def forward(self) -> torch.Tensor:
         # A sum's gradient is one expanded number, even for a large parameter.
-        return torch.stack([self._part(p).sum().float() * 0 for p in self.touched]).sum()
+        return torch.stack([self._part(p).sum().float() * 0 for p in self._touched]).sum()
 
     def _part(self, parameter: nn.Parameter) -> torch.Tensor:
-        if not any(parameter is table for table in self.tables):
+        if not any(parameter is table for table in self._tables):
             return parameter
         none = torch.zeros(0, dtype=torch.long, device=parameter.device)
         return F.embedding(none, parameter, sparse=True)

@@ -419,7 +419,5 @@ class MicroBatchStreamer:
         )
 
     def _batchnorm_updates(self) -> DeferredBatchNorm:
-        # For an empty module it gathers and updates nothing.
-        return DeferredBatchNorm(
-            self._processes.module if self._batchnorm == "deferred" else nn.Module()
-        )
+        deferred = self._batchnorm == "deferred"  # for an empty module nothing is updated
+        return DeferredBatchNorm(self._processes.module if deferred else nn.Module())

@@ -97,14 +97,6 @@ def test_two_dimensional_targets_count_by_pixel():
     assert error_of(loss[1], pixels, nn.Sequential(model, loss[0])) < 1e-12
 
 
-def test_pieces_count_by_token_as_well():
-    model, plain = make_model(), make_model()
-    F.cross_entropy(plain(X), IGNORED).backward()
-    pieces = ((X[i : i + 20], IGNORED[i : i + 20]) for i in range(0, N, 20))
-    MicroBatchStreamer(model, F.cross_entropy, 7).backward(pieces)
-    assert (gradient(model) - gradient(plain)).norm() < 1e-12 * gradient(plain).norm()
-
-
 @pytest.mark.parametrize(
     ("loss_fn", "targets", "options", "error"),
     [
@@ -240,8 +232,6 @@ def test_the_paper_s_normalisation_is_not_checked():
     loss_fn, targets = NO_MEANS["ratio"]
     MicroBatchStreamer(make_model(), loss_fn, 16, normalization="paper").backward(X, targets)
 
-
-# What a few samples, looked at once, would not show
 
 RARE = torch.tensor([1.0, 1.0, 1.0, 30.0], dtype=torch.float64)
 

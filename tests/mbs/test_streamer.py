@@ -78,7 +78,7 @@ def weighted_loss(outputs, targets):
     return (F.cross_entropy(outputs, labels, reduction="none") * weights).sum() / weights.sum()
 
 
-KINDS = ["plain", "float32", "no targets", "weights", "two_pass dice", "pieces",
+KINDS = ["plain", "float32", "no targets", "weights", "two_pass dice", "pieces", "pieces, ignored",
          "two_pass dice, float32", "two_pass, no targets"]  # fmt: skip
 
 
@@ -88,6 +88,7 @@ KINDS = ["plain", "float32", "no targets", "weights", "two_pass dice", "pieces",
 def test_gradient_and_loss_are_the_full_batchs(kind, mini, micro):
     dtype = torch.float32 if "float32" in kind else torch.float64
     model, (x, y) = make_model(dtype), make_batch(mini, dtype)
+    y[1::3] = -100 if "ignored" in kind else y[1::3]
     loss_fn, targets, weights = F.cross_entropy, y, None
     if "weights" in kind:
         w = torch.rand(mini, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.1
@@ -468,13 +469,10 @@ def test_bad_options(options, message):
 
 
 def test_the_largest_micro_batch_is_told_of_pieces():
-    pieces = iter([make_batch(3), make_batch(8)])
-    result = MicroBatchStreamer(make_model(), F.cross_entropy, 8).backward(pieces)
+    options = {"generators": random.SystemRandom()}  # which has no state
+    streamer = MicroBatchStreamer(make_model(), F.cross_entropy, 8, **options)
+    result = streamer.backward(iter([make_batch(3), make_batch(8)]))
     assert (result.micro_batch_size, result.num_samples) == (8, 11)
-
-
-def test_a_generator_without_state_is_taken():
-    MicroBatchStreamer(make_model(), F.cross_entropy, generators=random.SystemRandom())
 
 
 @pytest.mark.parametrize("two_pass", [False, True])
