@@ -540,9 +540,6 @@ def test_a_split_that_drops_or_repeats_samples_is_refused(bounds):
         streamer.backward(X, LABELS)
 
 
-# Losses inside the model, as Hugging Face's
-
-
 class LanguageModel(nn.Module):
     """Embeds tokens, predicts the next ones, and computes the mean loss of those that count."""
 

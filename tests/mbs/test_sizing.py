@@ -253,9 +253,6 @@ def test_inputs_that_the_model_changes_in_place(indices):
         streamer.backward(x.clone(), y)
 
 
-# The sizer by itself, with a memory of a given line
-
-
 def simulated(capacity, fixed=100, per_sample=10, unused=0):
     """Return `measure` for a memory of `capacity` bytes, some of them held and unused."""
 

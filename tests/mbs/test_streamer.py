@@ -352,9 +352,6 @@ def test_inputs_that_wait_for_a_gradient_are_refused():
     torch.testing.assert_close(teacher.weight.grad, whole)
 
 
-# Bad input
-
-
 def state_of(model):
     held = [(p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
     return held, [b.clone() for b in model.buffers()], torch.get_rng_state()
