@@ -24,25 +24,9 @@ from repro.measure.loss_parts import (
 )
 
 __all__ = [
-    "BatchSizeMismatchError",
-    "DeferredBatchNorm",
-    "DistributedModelError",
-    "EmptyBatchError",
-    "HookError",
-    "InputGradientError",
-    "LossCheckError",
-    "LossReductionError",
-    "LossShapeError",
-    "MicroBatchError",
-    "MicroBatchSizeError",
-    "MicroBatchStreamer",
-    "MixedSamplesError",
-    "NonFiniteLossError",
-    "NondeterministicModelError",
-    "Sizing",
-    "Span",
-    "StreamResult",
-    "UnsplittableBatchError",
-    "UnsupportedLossError",
-    "token_counts",
-]
+    "BatchSizeMismatchError", "DeferredBatchNorm", "DistributedModelError", "EmptyBatchError",
+    "HookError", "InputGradientError", "LossCheckError", "LossReductionError", "LossShapeError",
+    "MicroBatchError", "MicroBatchSizeError", "MicroBatchStreamer", "MixedSamplesError",
+    "NonFiniteLossError", "NondeterministicModelError", "Sizing", "Span", "StreamResult",
+    "UnsplittableBatchError", "UnsupportedLossError", "token_counts",
+]  # fmt: skip

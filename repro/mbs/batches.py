@@ -197,10 +197,10 @@ def _checked_weights(weights: Any) -> torch.Tensor | None:
             f"{error}"
         ) from error
     usable = values.dim() == 1 and bool(torch.isfinite(values).all()) and bool((values >= 0).all())
-    if not usable or not values.sum() > 0:
+    if not usable:
         raise MicroBatchError(
-            f"weights must be a list or 1-D tensor of finite numbers, none negative and not all "
-            f"zero; got shape {tuple(values.shape)} with sum {float(values.sum())}"
+            f"weights must be a list or 1-D tensor of finite numbers, none negative; got "
+            f"shape {tuple(values.shape)} with sum {float(values.sum())}"
         )
     return values
 

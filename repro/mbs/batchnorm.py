@@ -19,7 +19,8 @@ class DeferredBatchNorm:
     Inside the ``with`` block each training BatchNorm normalises by its micro-batch as always (the
     paper's behaviour), but does not update `running_mean` and `running_var`; the moments of its
     inputs are pooled. `update()` then moves the running statistics once, by the pooled mean and the
-    pooled unbiased variance, as one forward pass over all the samples would.
+    pooled unbiased variance, as one forward pass over all the samples would; for a layer that is
+    called several times in a forward pass, once for each call.
 
     The pooled moments equal the undivided mini-batch's for a layer with no other training BatchNorm
     before it: an earlier one normalises by micro-batch statistics, and so changes the later inputs.
@@ -29,6 +30,7 @@ class DeferredBatchNorm:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._layers = [
             module
             for module in model.modules()
@@ -39,11 +41,14 @@ class DeferredBatchNorm:
                 "batchnorm='deferred' cannot gather the statistics of a SyncBatchNorm layer; use "
                 "batchnorm='micro', or ordinary BatchNorm layers"
             )
-        self.moments: dict[nn.Module, Moments] = {}
+        self.moments: dict[tuple[_BatchNorm, int], Moments] = {}  # by layer and number of the call
+        self._calls: dict[_BatchNorm, int] = {}  # in this forward pass
         self._handles: list[RemovableHandle] = []
         self._before: dict[nn.Module, torch.Tensor] = {}
 
     def __enter__(self) -> "DeferredBatchNorm":
+        hook = self._model.register_forward_pre_hook(lambda *_: self._calls.clear())
+        self._handles.append(hook)
         for layer in self._layers:
             layer.track_running_stats = False  # the layer then passes no running statistics
             self._handles.append(layer.register_forward_pre_hook(self._gather))
@@ -61,7 +66,7 @@ class DeferredBatchNorm:
             layer.track_running_stats = True
 
     @torch.no_grad()
-    def _gather(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _gather(self, layer: _BatchNorm, inputs: tuple[Any, ...]) -> None:
         if not layer.training:  # a check evaluates the model
             return
         values = inputs[0].detach()  # (samples, channels, ...)
@@ -70,7 +75,9 @@ class DeferredBatchNorm:
         axes = [axis for axis in range(values.dim()) if axis != 1]
         count = values.numel() // values.shape[1]
         variance, mean = torch.var_mean(values, dim=axes, correction=0)
-        self.moments[layer] = _pool(self.moments.get(layer), (count, mean, variance * count))
+        self._calls[layer] = self._calls.get(layer, 0) + 1
+        key = layer, self._calls[layer]
+        self.moments[key] = _pool(self.moments.get(key), (count, mean, variance * count))
 
     def _check_held_back(self, layer: nn.Module, _: Any, __: Any) -> None:
         before = self._before.pop(layer, None)  # a copy: kernels leave the tensor's version as is
@@ -84,10 +91,9 @@ class DeferredBatchNorm:
     @torch.no_grad()
     def update(self) -> None:
         """Move each layer's running statistics once, by the pooled moments."""
-        for layer in self._layers:
-            if layer not in self.moments or layer.running_mean is None or layer.running_var is None:
+        for (layer, _), (count, mean, deviation) in self.moments.items():
+            if layer.running_mean is None or layer.running_var is None:
                 continue
-            count, mean, deviation = self.moments[layer]
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.add_(1)
             if layer.momentum is None:  # a cumulative average

@@ -1,10 +1,10 @@
 """Agreement among processes that each stream their share of a mini-batch."""
 
 import warnings
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -108,9 +108,9 @@ class Processes:
         model = self._model
         assert isinstance(model, DistributedDataParallel)
         module, partial = model._modules["module"], model.find_unused_parameters
-        trained = (p for p in self.module.parameters() if p.requires_grad)
+        trained = [p for p in self.module.parameters() if p.requires_grad]
         touched = [p for p in trained if p.grad is not None or not partial]
-        model._modules["module"] = _Zero(touched)
+        model._modules["module"] = _Zero(self.module, touched or trained[:1])
         try:
             with torch.enable_grad():
                 loss = model()
@@ -126,13 +126,24 @@ class Processes:
 
 
 class _Zero(nn.Module):
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    """Computes 0 of some parameters of a module, which `DistributedDataParallel` takes it for."""
+
+    def __init__(self, module: nn.Module, touched: list[nn.Parameter]) -> None:
         super().__init__()
-        self._touched = list(parameters)  # a list is not registered
+        kinds = nn.Embedding | nn.EmbeddingBag  # whose gradients are expected to be sparse
+        self._tables = [m.weight for m in module.modules() if isinstance(m, kinds) and m.sparse]
+        self._touched = touched  # a list is not registered
+        vars(self)["named_buffers"] = module.named_buffers  # which are sent
 
     def forward(self) -> torch.Tensor:
         # A sum's gradient is one expanded number, even for a large parameter.
-        return torch.stack([parameter.sum().float() * 0 for parameter in self._touched]).sum()
+        return torch.stack([self._part(p).sum().float() * 0 for p in self._touched]).sum()
+
+    def _part(self, parameter: nn.Parameter) -> torch.Tensor:
+        if not any(parameter is table for table in self._tables):
+            return parameter
+        none = torch.zeros(0, dtype=torch.long, device=parameter.device)
+        return F.embedding(none, parameter, sparse=True)
 
 
 def error_of_a_peer(memory: bool) -> Exception:

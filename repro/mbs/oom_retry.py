@@ -29,10 +29,7 @@ class Retries:
     """
 
     def __init__(
-        self,
-        setting: Setting,
-        size: int | None,
-        accumulate: Callable[[Plan, float], Any],
+        self, setting: Setting, size: int | None, accumulate: Callable[[Plan, float], Any]
     ) -> None:
         self._setting, self._size, self._accumulate = setting, size, accumulate
         least = setting.processes.least if setting.processes.sharded else None
@@ -41,10 +38,7 @@ class Retries:
         self.count = 0  # of retries of this mini-batch
 
     def run(
-        self,
-        piece: Piece,
-        run: Callable[[int], tuple[Totals, Any]],
-        roots: Sequence[nn.Module],
+        self, piece: Piece, run: Callable[[int], tuple[Totals, Any]], roots: Sequence[nn.Module]
     ) -> tuple[Totals, Any]:
         """Run at the size given or chosen, or smaller if memory runs out.
 

@@ -29,6 +29,8 @@ class Precision:
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""
+        # Weights cast for an earlier pass may have no graph, or that of a part gathered before.
+        torch.clear_autocast_cache()
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)

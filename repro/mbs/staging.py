@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from repro.measure import accelerator
 from repro.measure.batches import leaves_of, replaced, to_device
@@ -144,9 +145,11 @@ class Stager:
         leaves = leaves_of(micro_batch)
         pairs: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (position, source, target)
         for position, leaf in enumerate(leaves):
-            if not isinstance(leaf, torch.Tensor) or leaf.device == self._device:
+            movable = isinstance(leaf, torch.Tensor | PackedSequence)
+            if not movable or leaf.data.device == self._device:
                 continue
-            if leaf.dim() == 0:  # a number; filled in by a kernel on the compute stream
+            strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+            if not strided or leaf.dim() == 0:  # a number is filled in by a kernel
                 leaves[position] = leaf.to(self._device, non_blocking=True)
                 continue
             staging, target = self._buffers(slot, position, leaf, compute)

@@ -283,10 +283,10 @@ class MicroBatchStreamer:
             # A sharded model computes in all processes, also in one without weight.
             if weight == 0 and not self._processes.sharded:
                 return None
-            loss = self._loss(outputs, targets)
+            # Not the loss times 0: the gradient of 0 / 0 is NaN whatever it is multiplied by.
+            loss = self._loss(outputs, targets) if weight else torch.zeros((), device=self.device)
             self._look_for_state()
-        loss = connected(loss, outputs)
-        return loss.nan_to_num() * 0 if weight == 0 else loss
+        return connected(loss, outputs)
 
     def _roots(self) -> list[nn.Module]:
         return [self.model, *modules_in(self.loss_fn)]
@@ -419,7 +419,5 @@ class MicroBatchStreamer:
         )
 
     def _batchnorm_updates(self) -> DeferredBatchNorm:
-        # For an empty module it gathers and updates nothing.
-        return DeferredBatchNorm(
-            self._processes.module if self._batchnorm == "deferred" else nn.Module()
-        )
+        deferred = self._batchnorm == "deferred"  # for an empty module nothing is updated
+        return DeferredBatchNorm(self._processes.module if deferred else nn.Module())

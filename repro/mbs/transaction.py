@@ -115,7 +115,9 @@ class Buffers:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._held = [(module, dict(module._buffers.items())) for module in modules]
         every = (buffer for _, held in self._held for buffer in held.values())
-        self._tensors = list({id(b): b for b in every if b is not None}.values())
+        # Others, such as a sparse adjacency matrix, can be replaced, but hardly be written.
+        dense = (b for b in every if b is not None and b.layout is torch.strided)
+        self._tensors = list({id(b): b for b in dense}.values())
         self._versions = {id(tensor): version_of(tensor) for tensor in self._tensors}
         self._frozen = [
             (module, name, parameter, parameter.detach(), version_of(parameter))
@@ -156,7 +158,7 @@ class Buffers:
         for module, held in self._held:
             for name, before in held.items():
                 now = dict(module._buffers.items()).get(name)  # a script module has no get
-                if before is None or now is None or isinstance(module, _NormBase):
+                if id(before) not in values or now is None or isinstance(module, _NormBase):
                     continue
                 written = now is not before or version_of(now) != self._versions[id(before)]
                 if written and not _equal(now, values[id(before)]):
@@ -164,8 +166,8 @@ class Buffers:
         changed += self.changed_frozen()
         for module, numbers in self._numbers:
             new = _numbers_of(module)
-            names = (name for name, number in numbers.items() if new.get(name, number) != number)
-            changed += [f"{name} of {type(module).__name__}" for name in names]
+            names = (name for name, was in numbers.items() if new.get(name, was) not in (was,))
+            changed += [f"{name} of {type(module).__name__}" for name in names]  # nor is NaN new
         return changed
 
     def changed_frozen(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Two passes for a loss that needs the outputs of the whole mini-batch."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from repro.mbs.errors import NondeterministicModelError, explained
 from repro.mbs.setting import Setting
 from repro.mbs.weighing import Totals
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
+from repro.measure.loss_check import without_graph
 
 # Relative difference of two equal computations by nondeterministic kernels (sums by atomic
 # additions): some eps, amplified by depth. New random numbers cause far larger differences.
@@ -64,14 +66,14 @@ def run_two_passes(
     with torch.no_grad(), precision.forward():
         for (inputs, _), bound in stream:
             states.append(ledger.random_state())
+            call = partial(call_model, setting.module, inputs)
             with explained(bound, plan.bounds[-1][1]):
-                outputs.append(own_memory(call_model(setting.module, inputs), inputs))
+                outputs.append(own_memory(without_graph(call, states[-1]), inputs))
             forward_ended()
             sketches.append(_sketch(outputs[-1], precision.dtype))
-    # The second pass updates buffers and moments, and needs weights cast with a graph.
+    # The second pass updates buffers and moments.
     ledger.buffers.write(buffers)
     updates.moments.clear()
-    torch.clear_autocast_cache()
 
     # The loss of the whole, and its gradient by the outputs.
     whole = concatenate(outputs, plan.bounds)

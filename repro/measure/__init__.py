@@ -27,29 +27,12 @@ if TYPE_CHECKING:
 _MODULES = ("files", "search", "timing", "checkpoint", "memory", "cost")  # the lightest first
 
 __all__ = [
-    "BudgetExceededError",
-    "CheckpointError",
-    "LinearMemoryModel",
-    "MemoryBudget",
-    "MemoryMeter",
-    "MemoryState",
-    "NotAFileError",
-    "Probe",
-    "TimeModel",
-    "Timing",
-    "comparable_peaks",
-    "describe_device",
-    "is_out_of_memory",
-    "largest_batch",
-    "least_limit",
-    "load_checkpoint",
-    "memory_state",
-    "probe",
-    "replacing",
-    "save_checkpoint",
-    "synchronize",
+    "BudgetExceededError", "CheckpointError", "LinearMemoryModel", "MemoryBudget",
+    "MemoryMeter", "MemoryState", "NotAFileError", "Probe", "TimeModel", "Timing",
+    "comparable_peaks", "describe_device", "is_out_of_memory", "largest_batch", "least_limit",
+    "load_checkpoint", "memory_state", "probe", "replacing", "save_checkpoint", "synchronize",
     "time_interleaved",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

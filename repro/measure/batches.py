@@ -312,8 +312,11 @@ class _Finder:
                 f"stack the tensors of a list, or give split="
             )
         number = next(iter(by_count))
+        # As of zip(*samples): beside a list that has an item for each sample a tuple may have, too.
+        zipped = not self._sizes.keys() <= kinds.keys()
         for path, kind in kinds.items():
-            if kind == _OPEN:
+            alike = kind == _STRUCTURE and self._lengths[path] == number
+            if kind == _OPEN or (zipped and alike and path not in self._known):
                 raise UnsplittableBatchError(
                     f"{_name(path)} has {number} items, as many as the mini-batch has samples: "
                     f"they may be one for each sample, or belong to the whole; give a tensor whose "
@@ -341,9 +344,10 @@ class _Finder:
         if path not in self._lengths or arguments:
             kinds.update(below)
             return fits
-        leaves = _leaves_with_paths(tree, ())
-        tensors = any(samples_of(leaf) is not None for _, leaf in leaves)
+        tensors = any(samples_of(leaf) is not None for leaf in leaves_of(tree))
         if self._lengths[path] != number:
+            if tensors and self._known.get(path) == _SAMPLES:
+                return False
             kind = _STRUCTURE if tensors else _WHOLE
         elif (tensors and not fits) or isinstance(tree[0], str | bytes):
             kind = _SAMPLES

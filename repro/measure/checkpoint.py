@@ -30,11 +30,10 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
             stays.
     """
     buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
-    payload = buffer.getvalue()
     try:
-        torch.load(io.BytesIO(payload), weights_only=True)
-    except pickle.UnpicklingError as error:
+        torch.save(dict(state), buffer)
+        torch.load(io.BytesIO(payload := buffer.getvalue()), weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError) as error:
         raise CheckpointError(
             f"the state holds what cannot be read again safely ({str(error).splitlines()[0]}); "
             "give plain numbers, texts, lists, dictionaries and tensors"

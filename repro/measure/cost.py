@@ -48,9 +48,8 @@ class TimeModel:
                 f"{len(seconds)} values {seconds[:8].tolist()}"
             )
         a, b = np.polyfit(sizes, seconds, 1)
-        if (
-            a * np.ptp(sizes) <= 1e-9 * seconds.max()
-        ):  # equal values give a slope of rounding errors
+        # Equal values give a slope of rounding errors.
+        if a * np.ptp(sizes) <= 1e-9 * seconds.max():
             raise ValueError(
                 f"seconds per step do not increase with the batch size: {seconds[:8].tolist()} at "
                 f"{sizes[:8].tolist()}; measure larger batch sizes, or more repeats"

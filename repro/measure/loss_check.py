@@ -354,17 +354,7 @@ class LossCheck:
     # Forward passes and losses
 
     def _forward(self, inputs: Any) -> Any:
-        try:
-            with torch.no_grad(), warnings.catch_warnings():
-                # Raised by checkpointing, which has no effect here.
-                warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
-                return self._outputs(inputs)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-        with torch.enable_grad():  # the model may differentiate, or hook its activations
-            outputs = self._outputs(inputs)
-        return map_leaves(lambda x: x.detach() if isinstance(x, Tensor) else x, outputs)
+        return without_graph(partial(self._outputs, inputs))
 
     def _outputs(self, inputs: Any) -> Any:
         with self._context(), uncached():
@@ -398,6 +388,22 @@ class LossCheck:
                 if torch.is_autocast_enabled(self._device.type):
                     kinds.add(torch.get_autocast_dtype(self._device.type))
         return tolerance(kinds, self._device, narrow=narrow, multiplied_by=self._multiplied_by)
+
+
+def without_graph(call: Callable[[], Any], again: Callable[[], None] = lambda: None) -> Any:
+    """Outputs without a graph; where the model needs one, called once more, after `again`."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            # Raised by checkpointing, which has no effect here.
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+            return call()
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+    again()
+    with torch.enable_grad():  # the model may differentiate, or hook its activations
+        outputs = call()
+    return map_leaves(lambda x: x.detach() if isinstance(x, Tensor) else x, outputs)
 
 
 @contextmanager

@@ -91,9 +91,8 @@ class KnownLoss:
         On the targets' device; the host does not wait.
         """
         labels = isinstance(targets, Tensor) and not targets.is_floating_point()
-        if (
-            self._kind not in _CLASS_MEANS or not labels
-        ):  # probabilities of classes count by samples
+        # Probabilities of classes count by samples.
+        if self._kind not in _CLASS_MEANS or not labels:
             return None
         classes = targets.long()  # -100 as uint8 would be class 156
         each = (kept := classes != self._options.get("ignore_index", -100)).double()

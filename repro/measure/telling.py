@@ -74,8 +74,8 @@ class Novelty:
     a rare class, a masked element, a target that is NaN. Remembered are the smallest and the
     largest integer of each target, and all integers of a small target; whether booleans were true
     and false; whether targets and small inputs were zero, negative, positive, or not finite. Of
-    integer inputs, which may be tokens, only a lower negative one is new. `values` are integers
-    that occurred first in the last mini-batch.
+    integer inputs, which may be tokens, only a lower negative one is new, and a mask's first zero.
+    `values` are integers that occurred first in the last mini-batch.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,8 @@ def _traits(path: Any, values: Tensor) -> Tensor | None:
     if values.is_floating_point():
         finite = low.isfinite() & high.isfinite()
         return torch.stack([low < 0, high > 0, zero > 0, ~finite]).float()
-    return torch.stack([-low, high, zero]) if target else (-low).clamp(min=0)[None]
+    masked = zero * (high <= 1)  # no tokens, of which others are larger
+    return torch.stack([-low, high, zero] if target else [(-low).clamp(min=0), masked])
 
 
 def _strided(batch: Batch) -> Iterator[tuple[Any, Tensor]]:

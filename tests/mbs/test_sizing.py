@@ -119,16 +119,11 @@ class Fragile(nn.Module):
         return out
 
 
-def fragile_pair(dropout=0.0):
-    broken, plain = make_model(dropout=dropout), make_model(dropout=dropout)
-    fragile = Fragile()
-    return nn.Sequential(broken[:3], fragile, broken[3:]), plain, fragile
-
-
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("form", ["whole", "two_pass", "deferred", "scaler"])
 def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
-    model, plain, fragile = fragile_pair(dropout=0.5)
+    broken, plain = make_model(dropout=0.5), make_model(dropout=0.5)
+    model = nn.Sequential(broken[:3], fragile := Fragile(), broken[3:])
     norm = "deferred" if form == "deferred" else "micro"
     options = {"two_pass": form == "two_pass", "batchnorm": norm}
     scalers = [torch.amp.GradScaler("cpu") if form == "scaler" else None for _ in range(2)]
@@ -251,16 +246,11 @@ def test_inputs_that_the_model_changes_in_place(indices):
     # Not where memory runs out in the middle: the inputs of before are gone.
     streamer = MicroBatchStreamer(models[1], F.cross_entropy, "auto")
     streamer.backward(x.clone(), y)
-    models[1].layer.register_forward_hook(_run_out)
+    fragile = Fragile()
+    fragile.countdown["forward"] = 1
+    models[1].layer.register_forward_hook(lambda *_: fragile.tick("forward"))
     with pytest.raises(NondeterministicModelError, match="has changed its inputs in place"):
         streamer.backward(x.clone(), y)
-
-
-def _run_out(*_):
-    raise torch.OutOfMemoryError("injected")
-
-
-# The sizer by itself, with a memory of a given line
 
 
 def simulated(capacity, fixed=100, per_sample=10, unused=0):

@@ -88,6 +88,17 @@ def test_channels_last_and_numbers_arrive_as_they_were(device):
             assert same.device == device and same.item() == 3.0
 
 
+def test_packed_sequences_arrive(device):
+    sequences = [torch.full((1 + i % 3, 5), float(i)) for i in range(7)]
+    packed = nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
+    parts = Reader().read(packed, None, None).plan(3).parts()
+    for part, _ in Stager(device, 2, trace=False).stream(parts):
+        assert part.data.device == device
+        for sequence in nn.utils.rnn.unpack_sequence(part.to("cpu")):
+            assert torch.equal(sequence, sequences.pop(0))
+    assert not sequences
+
+
 @pytest.mark.parametrize("memory", ["pageable", "pinned", "device"])
 def test_the_loop_never_waits_for_the_device(device, no_waits, memory):
     model, x, y = pair(device)

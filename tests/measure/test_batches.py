@@ -196,6 +196,15 @@ def test_what_a_list_was_in_an_earlier_mini_batch_decides():
     assert part["sizes"] == [8, 16] and [len(p) for p in part["pair"]] == [1, 1]
     with pytest.raises(UnsplittableBatchError):
         read_batch({"x": x, "pair": [x, x]}, Y[:2])
+    for kind in (list, tuple):  # of images and boxes, as of zip(*samples)
+        known = {}
+        for boxes in ((1, 2, 5, 4), (3, 3, 3, 3), (3, 1, 2)):  # an image has three channels
+            images = kind(torch.ones(3, 8, 8 + n) for n in boxes)
+            form = (images, kind({"boxes": torch.ones(n, 4)} for n in boxes))
+            batch = read_batch(form, known=known)
+            assert batch.num_samples == len(boxes) and len(batch.slice(0, 1)[0][0]) == 1
+        with pytest.raises(UnsplittableBatchError, match=r"inputs\.0 has 3 items"):
+            read_batch(form)
     # a tuple of targets is a structure
     assert len(read_batch(x, (x, x)).slice(0, 1)[1]) == 2
 

@@ -168,3 +168,5 @@ def test_a_checkpoint_of_something_else(tmp_path):
     path.write_bytes(sha256(b"content").digest() + b"content")
     with pytest.raises(CheckpointError, match="no checkpoint of repro"):
         load_checkpoint(path)
+    with pytest.raises(CheckpointError, match="give plain numbers"):
+        save_checkpoint(path, {"rate": lambda epoch: 0.1})

@@ -59,14 +59,8 @@ class Machine:
     def new_event(self, device, timing):
         return MachineEvent(self)
 
-    def on(self, device):
-        return nullcontext()
-
-    def current_stream(self, device):
-        return None
-
-    def is_accelerator(self, device):
-        return True
+    on = current_stream = staticmethod(nullcontext)
+    is_accelerator = staticmethod(bool)
 
 
 class MachineEvent:
