@@ -276,6 +276,18 @@ class TestSizes:
 
         same(24 * KIB, make)
 
+    def test_lengths_that_it_makes_itself_stay(self):
+        lengths = torch.arange(64, 0, -1)
+        packed = nn.utils.rnn.pack_padded_sequence(torch.randn(64, 64, 8), lengths)
+        padded = nn.utils.rnn.pad_packed_sequence(packed)[0]
+        room = packed.data.nbytes + padded.nbytes + packed.batch_sizes.nbytes
+        for more in (0, lengths.nbytes):
+            refuses = nullcontext() if more else pytest.raises(BudgetTooSmall)
+            with refuses, OutOfCore(room + more):
+                packed.data.mul_(1)
+                got, held = nn.utils.rnn.pad_packed_sequence(packed)
+        assert torch.equal(got, padded) and torch.equal(held, lengths)
+
 
 class TestGrowth:
     def test_what_grows_keeps_its_values_and_is_counted(self):
@@ -729,6 +741,22 @@ class TestAddresses:
                 assert x.sum().item() == i * KIB  # from here on the host's copy is the same
                 write(x, tensors[0])
         assert x.sum().item() == 3 * KIB
+
+    def test_what_a_backward_pass_writes_by_an_address_is_kept(self):
+        def make():
+            total, others, x = torch.zeros(KIB), crowd(10), torch.ones(KIB, requires_grad=True)
+
+            def step():
+                touch(others)
+                seen = total.sum().item()  # from here on the host's copy is the same
+                y = x * 2
+                y.register_hook(lambda g: total.data_ptr() and write_by_address(total, g))
+                y.square().sum().backward()
+                return seen
+
+            return step
+
+        same(40 * KIB, make)
 
     def test_own_memory_is_not_called_foreign(self):
         net = nn.Linear(KIB, 1)

@@ -143,6 +143,14 @@ def test_operations_on_lists_run_in_parts(optimizer):
     assert ours.statistics.peak_bytes <= budget
 
 
+def test_gradients_are_unscaled_in_parts():
+    grads, found = [torch.full((1024,), float(i)) for i in range(8)], torch.zeros(1)
+    grads[5][7] = torch.inf
+    with OutOfCore(20_000):
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, torch.full((1,), 0.5))
+    assert found == 1 and [g[0].item() for g in grads] == [i / 2 for i in range(8)]
+
+
 def test_making_room_does_not_sort_all_variables_each_time():
     model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(50)])
     seen = patch.object(Residency, "variables", autospec=True, side_effect=Residency.variables)
@@ -316,6 +324,7 @@ def test_what_is_left_alone():
     for excluded in ((data,), ()):
         refuses = nullcontext() if excluded else pytest.raises(BudgetTooSmall)
         with refuses, OutOfCore(20_000, exclude=excluded):
+            data[:10].sum()
             model(data.index_select(0, torch.arange(10))).sum().backward()
 
 
