@@ -380,11 +380,12 @@ class Residency:
             while self.leaving and self.used_bytes + nbytes > self.budget_bytes:
                 self.settle(self.leaving.popleft())
                 self.bury()
-            for variable in self._by_last_use():
-                if variable not in kept:
-                    self.release(variable)
-                if self.used_bytes + nbytes <= self.budget_bytes:
-                    return
+            oldest = self._by_last_use()
+            while self.used_bytes + nbytes > self.budget_bytes and (found := next(oldest, None)):
+                if found not in kept:
+                    self.release(found)
+            if self.used_bytes + nbytes <= self.budget_bytes:
+                return
             for variable in self.variables():
                 if variable.locked:
                     self.resized(variable)
