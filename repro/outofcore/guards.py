@@ -126,10 +126,9 @@ def _seen() -> list[Any]:
 
 
 def _within(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    seen = _seen()
     with ExitStack() as stack:
         for block in tuple(_blocks):
-            if not any(block is other for other in seen):
+            if not any(block is other for other in _seen()):
                 stack.enter_context(RawAccess(block))
                 stack.enter_context(Operations(block))
         return call(*args, **kwargs)
