@@ -129,16 +129,13 @@ class Residency:
         except (NotImplementedError, RuntimeError):
             return None
 
-    def adopt(self, tensor: torch.Tensor, written: bool) -> Variable | None:
-        """Manage a storage from now on, if an operation writes to it or uses most of it."""
+    def adopt(self, tensor: torch.Tensor) -> Variable | None:
+        """Manage a storage from now on, since an operation writes to a part of it."""
         if not self.uncounted or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
-        if storage._cdata not in self.uncounted or not (
-            written or 2 * tensor.nbytes > storage.nbytes()
-        ):
+        if self.uncounted.pop(storage._cdata, None) is None:
             return None
-        del self.uncounted[storage._cdata]
         del self._watches[weakref.ref(storage)]  # equal to the reference that reports its end
         return self._meet(storage._cdata, storage, tensor, False, True)
 

@@ -185,8 +185,8 @@ class Running:
         for value, writes_it, by_position in given:
             for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
                 variable = find(tensor)
-                if variable is None and not known.view:
-                    variable = self._residency.adopt(tensor, writes_it)
+                if variable is None and writes_it:
+                    variable = self._residency.adopt(tensor)
                 if variable is None:
                     self._hold_components(tensor)
                     continue

@@ -323,7 +323,6 @@ def test_what_is_left_alone():
     for excluded in ((data,), ()):
         refuses = nullcontext() if excluded else pytest.raises(BudgetTooSmall)
         with refuses, OutOfCore(20_000, exclude=excluded):
-            data[:10].sum()
             model(data.index_select(0, torch.arange(10))).sum().backward()
 
 
