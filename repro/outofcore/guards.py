@@ -115,16 +115,20 @@ _DLPACK: tuple[Any, ...] = (
 )  # fmt: skip
 _to_dlpack = torch._C._to_dlpack
 _start, _submit = threading.Thread.start, ThreadPoolExecutor.submit
+_backward: Any = torch.autograd._engine_run_backward
 
 
 _blocks: list[Any] = []  # of `OutOfCore`, entered
 
 
+def _seen() -> list[Any]:
+    return [m.owner for m in _get_current_dispatch_mode_stack() if isinstance(m, Operations)]
+
+
 def _within(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    seen = [m.owner for m in _get_current_dispatch_mode_stack() if isinstance(m, Operations)]
     with ExitStack() as stack:
         for block in tuple(_blocks):
-            if not any(block is other for other in seen):
+            if not any(block is other for other in _seen()):
                 stack.enter_context(RawAccess(block))
                 stack.enter_context(Operations(block))
         return call(*args, **kwargs)
@@ -149,15 +153,26 @@ def _submit_within(
     return _submit(pool, partial(_within, fn), *args, **kwargs)
 
 
+def _backward_within(*args: Any, **kwargs: Any) -> Any:
+    """Run a backward pass, whose hooks and functions may ask for addresses.
+
+    torch calls it from `Tensor.backward`, while it leaves out modes such as `RawAccess`.
+    """
+    with ExitStack() as stack:
+        for block in _seen():
+            stack.enter_context(RawAccess(block, len(_get_current_dispatch_mode_stack())))
+        return _backward(*args, **kwargs)
+
+
 def _to_dlpack_within(tensor: torch.Tensor) -> object:
     for block in tuple(_blocks):
         block.bring(tensor, lock=True)
     return _to_dlpack(tensor)
 
 
-def _patch(start: Any, submit: Any, export: Any) -> None:
-    patched: Any = threading.Thread, ThreadPoolExecutor
-    patched[0].start, patched[1].submit = start, submit
+def _patch(start: Any, submit: Any, backward: Any, export: Any) -> None:
+    patched: Any = threading.Thread, ThreadPoolExecutor, torch.autograd
+    patched[0].start, patched[1].submit, patched[2]._engine_run_backward = start, submit, backward
     for owner, name in _DLPACK:
         setattr(owner, name, export)
 
@@ -165,11 +180,11 @@ def _patch(start: Any, submit: Any, export: Any) -> None:
 def watch(block: Any) -> Callable[[], None]:
     """Let threads see a block from now on; return a function that ends this."""
     _blocks.append(block)
-    _patch(_start_within, _submit_within, _to_dlpack_within)
+    _patch(_start_within, _submit_within, _backward_within, _to_dlpack_within)
 
     def end() -> None:
         _blocks.remove(block)
         if not _blocks:
-            _patch(_start, _submit, _to_dlpack)
+            _patch(_start, _submit, _backward, _to_dlpack)
 
     return end

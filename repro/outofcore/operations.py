@@ -4,7 +4,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import chain
 from types import CodeType, FrameType
 from typing import Any
@@ -63,6 +63,15 @@ class Operations(TorchDispatchMode):
     __torch_dispatch__ = _dispatch
 
 
+class _Sizes(Operations):
+    """Locks the integers that operations make."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.owner.hold_sizes(tensors_in(result))
+        return result
+
+
 class RawAccess(TorchFunctionMode):
     """Intercepts requests for a tensor's address, which are no operations."""
 
@@ -70,20 +79,22 @@ class RawAccess(TorchFunctionMode):
         {"numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "share_memory_"}
         | {"data_ptr", "const_data_ptr", "mutable_data_ptr"}
     )
-    # Their C++ code keeps the address of lengths or sizes while other operations run.
-    READ_SIZES = frozenset(
-        {"lstm", "gru", "rnn_tanh", "rnn_relu", "quantized_lstm", "quantized_gru"}
-        | {"_pack_padded_sequence", "_pad_packed_sequence", "tensor_split", "ctc_loss"}
-    )
+    # Their C++ code keeps the address of lengths or sizes while other operations run, and of those
+    # that it makes.
+    MAKE_SIZES = frozenset({"_pack_padded_sequence", "_pad_packed_sequence", "ctc_loss"})
+    READ_SIZES = MAKE_SIZES | {"lstm", "gru", "rnn_tanh", "rnn_relu", "tensor_split"}
+    READ_SIZES |= {"quantized_lstm", "quantized_gru"}
     READ_ITEMS = frozenset({"tensor", "as_tensor", "asarray", "new_tensor", "new"})  # of lists
     WATCHED = LOCKS | {"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"}
     WATCHED |= {"apply_", "map_", "map2_"}  # they write in a Python loop, which is no operation
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Any, depth: int = 0) -> None:
         super().__init__()
-        self.owner = owner
+        self.owner, self.depth = owner, depth
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch._C._len_torch_dispatch_stack() < self.depth:  # a mode looks at an operation
+            return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name in self.WATCHED and args and isinstance(args[0], torch.Tensor):
             if name in ("untyped_storage", "data_ptr") and (by := _serialiser()):
@@ -98,9 +109,8 @@ class RawAccess(TorchFunctionMode):
                 self.owner.bring(tensor, lock=False)
         elif name in self.READ_SIZES:
             self.owner.hold_sizes(tensors_in([args, list((kwargs or {}).values())]))
-            result = func(*args, **(kwargs or {}))
-            self.owner.hold_sizes(tensors_in(result))
-            return result
+            with _Sizes(self.owner) if name in self.MAKE_SIZES else nullcontext():
+                return func(*args, **(kwargs or {}))
         elif name == "multi_head_attention_forward" and not torch.is_grad_enabled():
             say_once(
                 "fast path",

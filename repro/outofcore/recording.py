@@ -33,6 +33,7 @@ _WITHOUT_TENSORS = frozenset(
 _NORMS = frozenset(
     {f"aten.{by}_batch_norm" for by in ("native", "cudnn", "miopen")}
     | {"aten.batch_norm_gather_stats", "aten.batch_norm_gather_stats_with_counts"}
+    | {"aten.batch_norm_update_stats"}
 )
 _WRITES_UNSAID = ("running_mean", "running_var")
 _ONE_FOR_ALL = ("scalars", "weight")
@@ -98,7 +99,7 @@ def _signature(operation: OpOverload) -> Signature:
         takes_named=frozenset(arguments[n].name for n in takes),
         writes=writes,
         writes_named=frozenset(a.name for a, w in zip(arguments, writes, strict=True) if w),
-        grouped=short.startswith(("_foreach_", "_fused_"))
+        grouped=short.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
         and not any(
             "Tensor" in str(a.type) and "List" not in str(a.type) and a.name in _ONE_FOR_ALL
             for a in arguments

@@ -370,22 +370,25 @@ class Residency:
         If that is not enough and it is `strict`, wait for collectives, and then raise.
         """
         kept = set(keep)
-        while self.used_bytes + nbytes > self.budget_bytes:
+
+        def lacks() -> bool:
+            return self.used_bytes + nbytes > self.budget_bytes
+
+        while lacks():
             self.bury()
             # Some variables live only until their copies are done. Copies end in the order of their
             # start, so that waiting for the one that frees enough costs no further wait.
-            while self.leaving and self.used_bytes + nbytes > self.budget_bytes:
+            while self.leaving and lacks():
                 self.settle(self.leaving.popleft())
                 self.bury()
-            for variable in self._by_last_use():
-                if variable not in kept:
-                    self.release(variable)
-                if self.used_bytes + nbytes <= self.budget_bytes:
-                    return
-            for variable in self.variables():
+            oldest = self._by_last_use()
+            while lacks() and (found := next(oldest, None)):
+                if found not in kept:
+                    self.release(found)
+            for variable in self.variables() if lacks() else ():
                 if variable.locked:
                     self.resized(variable)
-            if self.used_bytes + nbytes <= self.budget_bytes or not strict:
+            if not lacks() or not strict:
                 return
             if not self.ended and not self.wait():
                 break

@@ -178,8 +178,7 @@ class Running:
     ) -> tuple[list[Variable], list[Variable]]:
         """Return an operation's input variables, and the inputs that it writes."""
         find = self._residency.look_up if known.view else self._residency.find
-        inputs: list[Variable] = []
-        written: list[Variable] = []
+        inputs: dict[Variable, bool] = {}  # whether it is written; a list would be searched
         writes = (*known.writes, *(False for _ in args))
         given = [(value, write, True) for value, write in zip(args, writes, strict=False)]
         given += [(value, name in known.writes_named, False) for name, value in kwargs.items()]
@@ -196,11 +195,8 @@ class Running:
                         variable.kind = "buffer"
                     elif not writes_it and isinstance(tensor, nn.Parameter):
                         variable.kind, variable.raw = "parameter", tensor.requires_grad
-                if variable not in inputs:
-                    inputs.append(variable)
-                if writes_it and variable not in written:
-                    written.append(variable)
-        return inputs, written
+                inputs[variable] = writes_it or inputs.get(variable, False)
+        return list(inputs), [variable for variable, writes_it in inputs.items() if writes_it]
 
     def _hold_components(self, tensor: torch.Tensor) -> None:
         """Lock the parts of a sparse or nested tensor for good: C++ code holds them."""

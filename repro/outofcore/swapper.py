@@ -359,7 +359,7 @@ class OutOfCore:
                 "uncounted",
                 f"tensors of {nbytes} bytes are used by slices alone, such as a data set: they are "
                 "neither counted nor swapped. Name them in exclude= if that is meant; else use "
-                "each whole once within the block, such as tensor.sum(), or clone its parts",
+                "each whole first within the block, such as tensor.sum(), or clone its parts",
             )
 
     # ---- operations

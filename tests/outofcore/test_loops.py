@@ -276,6 +276,18 @@ class TestSizes:
 
         same(24 * KIB, make)
 
+    def test_lengths_that_it_makes_itself_stay(self):
+        lengths = torch.arange(64, 0, -1)
+        packed = nn.utils.rnn.pack_padded_sequence(torch.randn(64, 64, 8), lengths)
+        padded = nn.utils.rnn.pad_packed_sequence(packed)[0]
+        room = packed.data.nbytes + padded.nbytes + packed.batch_sizes.nbytes
+        for more in (0, lengths.nbytes):
+            refuses = nullcontext() if more else pytest.raises(BudgetTooSmall)
+            with refuses, OutOfCore(room + more):
+                packed.data.mul_(1)
+                got, held = nn.utils.rnn.pad_packed_sequence(packed)
+        assert torch.equal(got, padded) and torch.equal(held, lengths)
+
 
 class TestGrowth:
     def test_what_grows_keeps_its_values_and_is_counted(self):
@@ -702,6 +714,12 @@ class TestOtherTensors:
             calls[operator]()
 
 
+def write_in_a_backward_pass(x: torch.Tensor, _: torch.Tensor) -> None:
+    y = torch.ones(1, requires_grad=True) * 1
+    y.register_hook(lambda g: x.data_ptr() and write_by_address(x, torch.full_like(x, -10)))
+    y.backward()
+
+
 class TestAddresses:
     def test_what_is_read_by_its_address_stays(self):
         tensors = crowd()
@@ -719,9 +737,10 @@ class TestAddresses:
             lambda x, y: x.apply_(lambda a: a + 1),
             lambda x, y: x.map_(y, lambda a, b: a + 1),
             lambda x, y: x.map2_(y, y, lambda a, b, c: a + 1),
+            write_in_a_backward_pass,
         ],
     )
-    def test_loops_in_python_over_elements_are_writes(self, write):
+    def test_what_no_operation_writes_is_kept(self, write):
         x, tensors = torch.zeros(KIB), crowd()
         with OutOfCore(24 * KIB):
             for i in range(3):

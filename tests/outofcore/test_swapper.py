@@ -143,6 +143,13 @@ def test_operations_on_lists_run_in_parts(optimizer):
     assert ours.statistics.peak_bytes <= budget
 
 
+def test_gradients_are_unscaled_in_parts():
+    grads, found = [torch.full((1024,), float(i)) for i in range(8)], torch.zeros(1)
+    with OutOfCore(20_000):
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, torch.ones(1) / 2)
+    assert [grad.mean().item() for grad in grads] == [i / 2 for i in range(8)]
+
+
 def test_making_room_does_not_sort_all_variables_each_time():
     model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(50)])
     seen = patch.object(Residency, "variables", autospec=True, side_effect=Residency.variables)
