@@ -15,7 +15,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch import nn
 
 from repro.outofcore.host import IN, OUT, HostStore, Mover, Place
 from repro.outofcore.simulation import BudgetTooSmall
@@ -475,34 +474,3 @@ class Residency:
         else:
             self._saved[key] = saved
         return saved
-
-
-# ---- kinds, known from modules and optimizers; until then a variable's operations suggest its kind
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return all parameters of an optimizer."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def held_by(holder: object) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of a module or an optimizer, each with its kind."""
-    others: list[tuple[str, object]]
-    if isinstance(holder, nn.Module):
-        parameters: list[torch.Tensor] = [*holder.parameters()]
-        others = [("buffer", buffer) for buffer in holder.buffers()]
-    else:
-        assert isinstance(holder, torch.optim.Optimizer)
-        parameters, state = parameters_of(holder), holder.state
-        others = [("optimizer state", v) for p in parameters for v in state.get(p, {}).values()]
-    named = [("parameter", p) for p in parameters] + [("gradient", p.grad) for p in parameters]
-    return [(kind, v) for kind, v in (*named, *others) if isinstance(v, torch.Tensor)]
-
-
-def meet(residency: Residency, holder: object) -> None:
-    """Count the tensors of a module or an optimizer: parameters, gradients, buffers, state."""
-    for kind, value in held_by(holder):
-        variable = residency.find(value, named=True)
-        if variable is not None and not variable.kind:
-            variable.kind = kind
-            variable.raw = kind == "parameter" and value.requires_grad

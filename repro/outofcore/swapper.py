@@ -27,11 +27,11 @@ from repro.outofcore.host import (
     ThreadMover,
     give_back_freed_memory,
 )
-from repro.outofcore.iterations import Iterations, Statistics
+from repro.outofcore.iterations import Iterations, Statistics, held_by, meet, parameters_of
 from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
-from repro.outofcore.residency import Residency, held_by, meet, parameters_of
+from repro.outofcore.residency import Residency
 from repro.outofcore.running import UNLIMITED, Running
 from repro.outofcore.sequence import Trace
 from repro.outofcore.simulation import BudgetTooSmall
