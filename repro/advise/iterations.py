@@ -56,8 +56,8 @@ class _Costs(TorchDispatchMode):
 class Iteration:
     """A training step as a trace whose sizes and work are linear in the batch size, or quadratic.
 
-    What more than doubles from `FEW` to `MORE` samples, as a matrix of similarities does, is taken
-    to be nothing without samples; all else is on a line.
+    What is four times as much of `MORE` as of `FEW` samples, such as a matrix of similarities, is
+    quadratic; all else is on a line.
     """
 
     small: Trace  # of `FEW` samples
@@ -83,7 +83,7 @@ class Iteration:
     def bend(self) -> Trace:
         """The trace of second differences of sizes."""
         small, large = self.small.sizes, self.large.sizes
-        return replace(self.small, sizes={n: max(0, large[n] - 2 * small[n]) for n in small})
+        return replace(self.small, sizes={n: _bend(small[n], large[n]) for n in small})
 
     def without(self, names: frozenset[str]) -> "Iteration":
         """The step with some variables that take no memory."""
@@ -101,7 +101,7 @@ class Iteration:
     def flops(self, batch: int) -> Vector:
         """Floating-point operations of each function, (n,)."""
         small, large = ([cost.flops for cost in own] for own in (self.costs, self.larger))
-        bend = [max(0, high - 2 * low) for low, high in zip(small, large, strict=True)]
+        bend = list(map(_bend, small, large))
         return _on_curve(batch, small, large, bend)
 
     def touched(self, batch: int) -> Vector:
@@ -166,6 +166,11 @@ class Iteration:
     @cached_property
     def _without_gradients(self) -> "Iteration":
         return self.without(self.gradients | self.inputs)
+
+
+def _bend(small: int, large: int) -> int:
+    """The second difference of 0, `FEW` and `MORE` samples of what grows with the square."""
+    return large - 2 * small if large == (MORE // FEW) ** 2 * small else 0
 
 
 def _on_curve(batch: int, small: Any, large: Any, bend: Any) -> Vector:

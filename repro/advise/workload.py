@@ -111,7 +111,7 @@ class Workload:
                 raise AdviceError(str(error).partition("\n")[0]) from error
             if example is None:
                 samples, several = _images(shape, image)
-                loss_fn = partial(_of_each, loss_fn) if several else loss_fn
+                loss_fn = _OfEach(loss_fn) if several else loss_fn
             else:
                 samples = partial(_resized, example)
         if blocks is None:
@@ -160,6 +160,8 @@ class Workload:
         except AdviceError:
             raise
         except Exception as error:
+            if self.foreach:  # which takes no sparse gradients, for example
+                return replace(self, foreach=False)._recorded(checkpointing)
             raise AdviceError(
                 f"a training step of {self.name} on tensors without content failed{_place(error)} "
                 f"({type(error).__name__}: {error}): the example must be what model and loss take, "
@@ -371,8 +373,15 @@ def _images(
     return make, not isinstance(outputs, Tensor)
 
 
-def _of_each(loss_fn: Callable[..., Tensor], outputs: Any, targets: Any) -> Any:
-    return sum(loss_fn(output, targets) for output in leaves_of(outputs))
+class _OfEach(nn.Module):
+    """The sum of the losses of several outputs: a module, since the loss may have tensors."""
+
+    def __init__(self, loss_fn: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.loss_fn = loss_fn
+
+    def forward(self, outputs: Any, targets: Any) -> Any:
+        return sum(self.loss_fn(output, targets) for output in leaves_of(outputs))
 
 
 def _resized(example: tuple[Any, Any], batch: int) -> tuple[Any, Any]:

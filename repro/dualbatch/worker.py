@@ -12,6 +12,7 @@ it the buffers of a loss that is a module.
 import copy
 import math
 import random
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -35,6 +36,7 @@ OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as tor
 Loss = Callable[[Tensor, Tensor], Tensor]
 Passes = Callable[[nn.Module, Loss], Callable[[Tensor, Tensor], Tensor | float]]
 _LARGEST_SEED = 2**64 - 1  # torch's limit
+_NUMBER = re.compile(r"-?(\d[\d.e+-]*|inf|nan)|True|False")
 _LOSS = -1  # in an optimizer's state, the key of the loss's buffers
 _made: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of all recipes of this process
 
@@ -264,12 +266,15 @@ class Worker:
             layer.p = own
         model = Seen("[model]", self.model, tensors=False).parts  # where more may come
         parts = self.recipe.parts(self._loss_fn)
-        parts |= {path: part for path, part in model.items() if part[0] in "-0123456789TF"}
+        parts |= {path: part for path, part in model.items() if _NUMBER.fullmatch(part)}
         return {path: part for path, part in parts.items() if path not in kept}
 
     def changed(self) -> str | None:
         """Name the parts of the functions that changed since the worker was made, or None."""
-        if not (changed := differing(self._parts, self.parts())):
+        now = self.parts()
+        # A number of the model may become a tensor, such as its loss; tensors are not looked at.
+        before = {p: v for p, v in self._parts.items() if p in now or not p.startswith("[model]")}
+        if not (changed := differing(before, now)):
             return None
         return (
             f"{', '.join(changed[:5])} changed as the training went on, which is kept neither by "
@@ -352,7 +357,8 @@ def _options(optimizer: torch.optim.Optimizer) -> Parts:
     """An optimizer's options and attributes: what it keeps beside its state."""
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     own = {k: v for k, v in vars(optimizer).items() if k not in ("state", "param_groups")}
-    held = {k: v for k, v in own.items() if not isinstance(v, bool)}  # such as "has warned"
+    # Not such as "has warned", nor hooks, which may log.
+    held = {k: v for k, v in own.items() if not isinstance(v, bool) and "hook" not in k}
     return Seen("", (groups, held), tensors=False).parts
 
 

@@ -22,10 +22,10 @@ from repro.mbs.oom_retry import Retries
 from repro.mbs.setting import Precision, Setting
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span, Stager
-from repro.mbs.transaction import Ledger
+from repro.mbs.transaction import Ledger, leaves_of_graph
 from repro.mbs.two_pass import run_two_passes
 from repro.mbs.weighing import StreamResult, Totals, Weighing
-from repro.measure.batches import EmptyBatchError, SplitFunction, call_model
+from repro.measure.batches import EmptyBatchError, SplitFunction, call_model, leaves_of
 from repro.measure.checks import is_whole
 from repro.measure.loss_parts import connected
 from repro.measure.untouched import generator_state, modules_in, random_numbers, uncached
@@ -283,9 +283,15 @@ class MicroBatchStreamer:
             # A sharded model computes in all processes, also in one without weight.
             if weight == 0 and not self._processes.sharded:
                 return None
-            # Not the loss times 0: the gradient of 0 / 0 is NaN whatever it is multiplied by.
-            loss = self._loss(outputs, targets) if weight else torch.zeros((), device=self.device)
+            loss = self._loss(outputs, targets)
             self._look_for_state()
+        if weight == 0:
+            tensors = [x for x in leaves_of(outputs) if isinstance(x, torch.Tensor)]
+            of_outputs = {id(leaf) for leaf in leaves_of_graph(tensors)}
+            own = {id(leaf) for leaf in leaves_of_graph([loss])} - of_outputs
+            # All processes exchange the parameters of a loss that has some. Of any other not the
+            # loss times 0: the gradient of 0 / 0 is NaN whatever it is multiplied by.
+            loss = loss.nan_to_num() * 0 if own else torch.zeros((), device=self.device)
         return connected(loss, outputs)
 
     def _roots(self) -> list[nn.Module]:

@@ -315,7 +315,10 @@ class _Finder:
         # As of zip(*samples): beside a list that has an item for each sample a tuple may have, too.
         zipped = not self._sizes.keys() <= kinds.keys()
         for path, kind in kinds.items():
-            alike = kind == _STRUCTURE and self._lengths[path] == number
+            # A tuple of lists with an item for each sample, such as (boxes, labels), is no list.
+            items = [(*path, position) for position in range(number)]
+            listed = any(kinds.get(p) == _SAMPLES and p in self._lengths for p in items)
+            alike = kind == _STRUCTURE and self._lengths[path] == number and not listed
             if kind == _OPEN or (zipped and alike and path not in self._known):
                 raise UnsplittableBatchError(
                     f"{_name(path)} has {number} items, as many as the mini-batch has samples: "

@@ -47,8 +47,16 @@ def tokens() -> tuple[Tensor, Tensor]:
     return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
 
+def rows() -> tuple[Tensor, Tensor]:
+    return torch.eye(3, 4), torch.arange(3)
+
+
 def similarities(outputs: Tensor, targets: Tensor) -> Tensor:
     return ce(outputs @ outputs.T, targets)
+
+
+def neighbours(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ce(outputs, targets) + (outputs[1:] - outputs[:-1]).square().mean()
 
 
 bce, ce = functional.binary_cross_entropy_with_logits, functional.cross_entropy
@@ -57,11 +65,8 @@ NETWORKS = {
     "DenseNet": (partial(build, "densenet40", growth=4), images, ce),
     "U-Net": (partial(build, "unet", width=4, depth=2), masks, bce),
     "transformer": (Transformer, tokens, ce),
-    "similarities": (
-        lambda: nn.Linear(4, 4),
-        lambda: (torch.eye(3, 4), torch.arange(3)),
-        similarities,
-    ),
+    "similarities": (lambda: nn.Linear(4, 4), rows, similarities),
+    "neighbours": (lambda: nn.Linear(4, 4), rows, neighbours),
 }
 
 
@@ -114,7 +119,7 @@ def measured(name: str, method: str) -> int:
         *(("ResNet", m) for m in ("undivided", "accumulation", "mbs", "checkpointing")),
         ("DenseNet", "undivided"),
         *(("U-Net", m) for m in ("undivided", "save_on_cpu")),
-        ("similarities", "undivided"),
+        *((name, "undivided") for name in ("similarities", "neighbours")),
         *(("transformer", m) for m in ("mbs", "checkpointing", "save_on_cpu")),
     ],
 )
@@ -346,7 +351,7 @@ class Several(nn.Conv2d):
 
 @pytest.mark.slow
 def test_models_of_several_outputs_and_such_as_compute_when_they_are_made():
-    own = Workload.of(Several(3, 5, 3), image=8)
+    own = Workload.of(Several(3, 5, 3), image=8, loss_fn=nn.CrossEntropyLoss(torch.ones(5)))
     parts = own.built(2, "cpu")
     outputs = parts.model(parts.inputs)
     wanted = sum(ce(output, parts.targets) for output in outputs.values())
@@ -363,6 +368,8 @@ def test_optimizers_update_lists_on_accelerators():
         return predict(own, "undivided", 4, PLENTY, device=device).peak_bytes
 
     assert told("adam", "cuda") == told(lists, "cpu") > told("adam", "cpu")
+    own = Workload.of(nn.Embedding(3, 4, sparse=True), example=(torch.arange(3), torch.arange(3)))
+    assert predict(own, "undivided", 4, PLENTY, device="cuda").fits  # without lists
 
 
 def test_an_accelerators_budget_leaves_room_for_kernels():

@@ -160,6 +160,19 @@ class Listing(torch.optim.SGD):
         self.steps[0] += 1
 
 
+class Knowing(torch.optim.SGD):
+    """Has a number for each parameter, and tells of its steps."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.numbers, told = {p: number for number, p in enumerate(parameters)}, []
+        self.register_step_post_hook(lambda *_: told.append(self))
+
+
+def test_what_an_optimizer_knows_of_parameters_and_tells_is_no_state():
+    assert same(train(optimizer_fn=Knowing).state, train(optimizer_fn=torch.optim.SGD).state)
+
+
 MADE = {}  # looked up by a function that makes its optimizer once
 OTHER = make_model()
 WRONG = {

@@ -30,7 +30,7 @@ CASES = ["plain", "views", "two_pass", "weights", "pieces", "auto", "auto two_pa
 WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts",
                    "constant", "sparse"]  # fmt: skip
 SHARDED = ["fully_shard", "fully_shard two_pass", "fully_shard evaluated", "fully_shard bfloat16",
-           "fully_shard weights", "Fully",
+           "fully_shard weights", "fully_shard weights within", "Fully",
            "Fully, original parameters", "fully_shard auto", "fully_shard two_pass auto",
            "Fully auto"]  # fmt: skip
 REFUSED = ["one fails", "one refuses", "sharded pieces", "sharded few", "static graph",
@@ -206,6 +206,13 @@ def sharded(case, model):
     return model
 
 
+class Headless(nn.Sequential):
+    """Leaves its last layer to the loss."""
+
+    def forward(self, x):
+        return self[1](self[0](x))
+
+
 def run_sharded(case, rank):
     """Return full gradients, of a share of 11 samples in each process but for "few"."""
     x, y = make_batch(16)
@@ -216,9 +223,15 @@ def run_sharded(case, rank):
     dtype, options = (torch.float32 if "bfloat16" in case else torch.float64), {}
     loss_fn, x = F.cross_entropy, x.to(dtype)
     if "weights" in case:
-        w = 1.0 * (torch.arange(len(x)) > 2)  # the first micro-batch has none
-        loss_fn, y, options = weighted_loss, (y, w), {"weights": w}
-    model, calls = sharded(case, make_model().to(dtype)), []
+        # The first micro-batch has none, in one process or in both.
+        w = 1.0 * (torch.arange(len(x)) > (-1 if "within" in case and rank else 2))
+        loss_fn, options = weighted_loss, {"weights": w}
+    layers, calls = make_model().to(dtype), []
+    if "within" in case:
+        model, y = sharded(case, Headless(*layers)), y.masked_fill(w == 0, -100)
+        loss_fn = lambda outputs, targets: F.cross_entropy(model[2](outputs), targets)  # noqa: E731
+    else:
+        model, y = sharded(case, layers), (y, w) if options else y
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(calls.append)
     size = "auto" if "auto" in case else 2
@@ -373,7 +386,7 @@ def test_fully_sharded_models(reports, case):
         loss = sum(F.cross_entropy(model(x[s]), y[s]) for s in shares) / 2
     else:
         if "weights" in case:
-            shares = (slice(3, 11), slice(8, 14))
+            shares = (slice(3, 11), slice(5 if "within" in case else 8, 14))
         loss = F.cross_entropy(torch.cat([model(x[s]) for s in shares]),
                                torch.cat([y[s] for s in shares]))  # fmt: skip
     expected = torch.autograd.grad(loss, list(model.parameters()))

@@ -205,6 +205,8 @@ def test_what_a_list_was_in_an_earlier_mini_batch_decides():
             assert batch.num_samples == len(boxes) and len(batch.slice(0, 1)[0][0]) == 1
         with pytest.raises(UnsplittableBatchError, match=r"inputs\.0 has 3 items"):
             read_batch(form)
+    lists = [torch.ones(n, 4) for n in (1, 2)], [torch.ones(n) for n in (1, 2)]
+    assert read_batch((torch.ones(2, 3), lists)).num_samples == 2  # boxes and labels
     # a tuple of targets is a structure
     assert len(read_batch(x, (x, x)).slice(0, 1)[1]) == 2
 
