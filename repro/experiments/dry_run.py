@@ -136,6 +136,8 @@ def try_first_steps(paper: Paper, run: Run) -> Tried:
                 pass
             except _NotTried as why:
                 return Tried(f"{UNTRIED}{why}")
+            except NotImplementedError as why:  # on a CPU
+                return Tried(f"{UNTRIED}{why}")
             except (NotTunableError, BackendMissingError):
                 return Tried(f"{UNTRIED}it times the device's kernels")
             except Exception as error:

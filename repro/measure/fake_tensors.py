@@ -6,6 +6,7 @@ The memory, computations and transfers of a step follow from the shapes alone.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any
 from unittest import mock
 
@@ -103,9 +104,11 @@ def imagined(ones: bool = True) -> Iterator[None]:
         memo[id(tensor)] = copied
         return copied
 
+    dtypes = "double", "float", "half", "bfloat16"
+    kinds: dict[str, Any] = {name: partialmethod(to, getattr(torch, name)) for name in dtypes}
     with (
         FakeTensorMode(),
-        mock.patch.object(nn.Module, "to", to),
+        mock.patch.multiple(nn.Module, to=to, **kinds),
         mock.patch.object(Tensor, "__deepcopy__", deepcopy),
         _Ones() if ones else nullcontext(),
     ):

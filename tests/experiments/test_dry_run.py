@@ -61,11 +61,12 @@ def test_a_recipe_that_cannot_start_fails():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", PAPERS)
-def test_the_first_run_of_a_gpu_of_each_experiment_starts(key):
+def test_the_first_and_the_last_run_of_a_gpu_of_each_experiment_start(key):
     paper = load_paper(key)
     chosen = {task: next(iter(names), "") for task, names in paper.datasets["gpu"].items()}
     runs = [r for artefact in paper.artefacts.values() for r in artefact.runs("gpu", chosen)]
-    for run in {run.experiment: run for run in reversed(runs)}.values():
+    ends = [{run.experiment: run for run in some} for some in (runs, reversed(runs))]
+    for run in {run for end in ends for run in end.values()}:
         one = try_first_steps(paper, run)
         fits = one.result == "out of memory" and run.experiment in ("step", "train", "measured")
         assert fits or one.result in ("starts", NO_STEP) or one.result.startswith(UNTRIED), run

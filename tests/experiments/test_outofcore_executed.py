@@ -106,7 +106,7 @@ class TestAccelerator:
         metrics = outcome.metrics
         assert metrics["held_bytes"] <= metrics["reserved_bytes"] <= metrics["limit_bytes"]
         assert metrics["bytes_moved"] > 0
-        with pytest.raises(ValueError, match="expandable segments are CUDA's"):
+        with pytest.raises(NotImplementedError, match="expandable segments are CUDA's"):
             measuring.measured(_MEASURED | {"mode": "expandable_segments"}, 0, None, str(device))
 
     def test_a_lack_of_the_host_is_no_lack_of_the_device(self, device, monkeypatch):

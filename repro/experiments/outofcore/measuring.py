@@ -58,7 +58,7 @@ def measured(config: Config, seed: int, data: None, device: str) -> Outcome:
 def measure(config: Config, device: str) -> Outcome:
     """Do the same in this process."""
     if config["mode"] == "expandable_segments" and not is_cuda(device):
-        raise ValueError(f"expandable segments are CUDA's, and the device is {device}")
+        raise NotImplementedError(f"expandable segments are CUDA's, and the device is {device}")
     with machine(config, device), without_tf32():
         return (_swapped if config["mode"] in _SWAPPED else _unswapped)(config, device)
 
