@@ -178,7 +178,7 @@ class BatchController:
         before, after = (self.warmup_from + climb * n for n in (number - 1, number))
         return replace(step, lr=after, lr_before=before)
 
-    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:  # noqa: ARG002
+    def _next_batch(self, n: int, theta: float | None, cost: float) -> int:  # noqa: ARG002 (subclasses use them)
         """Return the batch size after epoch n, before the bound `max_batch`."""
         return self._batch
 

@@ -289,8 +289,8 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
 def _why(address: str | None) -> str:
     if address is None:
         return (
-            "Ray does not start here, tried twice; it needs the loopback interface and a "
-            "folder to write to (RAY_TMPDIR, else /tmp), engine='local' neither"
+            "Ray does not start here, tried twice; it needs the loopback interface and a writable "
+            "folder (RAY_TMPDIR, else /tmp); engine='local' needs neither"
         )
     return (
         f"no Ray cluster at address {address!r}; start one with 'ray start --head', or leave the "

@@ -278,7 +278,7 @@ class Worker:
             return None
         return (
             f"{', '.join(changed[:5])} changed as the training went on, which is kept neither by "
-            "worker nor in a checkpoint; keep what a model remembers, or a loss, in buffers of a "
+            "worker nor in a checkpoint; keep what a model or a loss remembers in buffers of a "
             "module, draw what is random by Share.seed, and log to lists, which may grow"
         )
 
