@@ -106,14 +106,16 @@ class Results:
     def cell(self, records: Sequence[Record], read: Callable[[Record], float]) -> BySeed:
         """Read a value of every record of one cell, which is to be compared seed by seed.
 
-        Under `long` the seeds of the first look, by experiment (and task) in ``paper.toml``, only
-        set how many are needed: where a comparison has others, those judge alone.
+        Under `long` the seeds of the first look, by experiment (and task or network) in
+        ``paper.toml``, only set how many are needed: where a comparison has others, those judge
+        alone.
         """
         look: Any = ()
         if records and self.profile == LONG:
             look = paper_toml(records[0].paper).get("first_look", {}).get(records[0].experiment, ())
         if isinstance(look, Mapping):
-            look = look.get(records[0].config.get("task"), ())
+            config = records[0].config
+            look = look.get(config.get("task") or config.get("role"), ())
         return BySeed.of(records, read, look)
 
     def measured(self, experiment: str, several: bool = False, **config: Any) -> Record:

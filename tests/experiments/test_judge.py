@@ -9,7 +9,7 @@ import pytest
 from invented import make_record
 from scipy import stats
 
-from repro.experiments import design, judge
+from repro.experiments import judge, query
 from repro.experiments.design import LONG, claims_of
 from repro.experiments.judge import BySeed, Estimate, NotRun, deterministic, difference, direction
 from repro.experiments.query import Results
@@ -127,13 +127,16 @@ class TestTheFirstLook:
         both = difference(by_seed(first, look=[0, 1]), by_seed(second, look=[2]))
         assert both.n == 9 and by_seed([1.0], look=[0]).logs().look == {0}
 
-    def test_it_is_written_in_the_papers_toml_and_holds_under_long(self, monkeypatch):
-        toml = {"first_look": {"train": [0, 1]}}
-        monkeypatch.setattr(design, "paper_toml", lambda paper: toml)
-        records = [make_record("train", seed=seed) for seed in range(3)]
-        for profile, own in [(LONG, records), ("quick", records), (LONG, [make_record("times")])]:
-            cell = Results([], (), [], profile).cell(own, lambda record: record.seed)
-            assert cell.look == ({0, 1} if (profile, own) == (LONG, records) else set())
+    @pytest.mark.parametrize("kind", ["task", "role"])
+    def test_it_is_written_in_the_papers_toml_and_holds_under_long(self, monkeypatch, kind):
+        toml = {"first_look": {"train": {"A": [0, 1]}, "twins": [2]}}
+        monkeypatch.setattr(query, "paper_toml", lambda paper: toml)
+        for profile, experiment, named, look in [
+            (LONG, "train", "A", {0, 1}), (LONG, "train", "B", set()), (LONG, "twins", "A", {2}),
+            (LONG, "times", "A", set()), ("quick", "train", "A", set()),
+        ]:  # fmt: skip
+            records = [make_record(experiment, seed=seed, config={kind: named}) for seed in (0, 3)]
+            assert Results([], (), [], profile).cell(records, lambda r: r.seed).look == look
 
 
 class TestDirection:
