@@ -1,12 +1,12 @@
 """Summaries against numpy and scipy; tables and figures show every text as it is."""
 
-import html.parser
 import math
 
 import matplotlib.text
 import numpy as np
 import pandas as pd
 import pytest
+from test_cli import Tags
 
 from repro import report
 from repro.experiments.judge import WORDS
@@ -89,7 +89,7 @@ class TestTextsAreShownAsTheyAre:
         for text in ("<b>a</b> & b", "a_b_c *d* **e**", "`x` [y](z) ![i](j)", "# no heading",
                      "$\\frac{1}{2}$ \\(x\\) a\\_b", "1 | 2 ~~3~~ &lt; &#36;"):  # fmt: skip
             page = filters.markdown2html(f"Shown: {report.markdown(text)}.")
-            assert "".join(Text(page).pieces).strip() == f"Shown: {text}."
+            assert "".join(Tags(page).texts).strip() == f"Shown: {text}."
 
     @pytest.mark.slow
     @pytest.mark.parametrize("text", ["$x$", "$\\frac{1$", "a $ b", "$$", r"\$5$", "\x1b[2J", "μ"])
@@ -108,15 +108,3 @@ class TestTextsAreShownAsTheyAre:
         assert shown.count(report.printable(text)) >= 6 - (not text.isprintable())
         parsed = {label.get_text() for label in axis.get_yticklabels() if label.get_parse_math()}
         assert "$\\mathdefault{10^{2}}$" in parsed  # the powers of ten are formulas still
-
-
-class Text(html.parser.HTMLParser):
-    """The text of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.pieces: list[str] = []
-        self.feed(page)
-
-    def handle_data(self, data):
-        self.pieces.append(data)

@@ -20,6 +20,12 @@ def low_precision(config: Mapping[str, Any]) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)
 
 
+def lower(config: Mapping[str, Any], device: torch.device | str) -> torch.autocast:
+    """Return autocast to a configuration's type on a device, to be entered or to decorate."""
+    low = low_precision(config)
+    return torch.autocast(torch.device(device).type, low, enabled=low is not None)
+
+
 def model_of(config: Mapping[str, Any], device: torch.device | str, **options: Any) -> nn.Module:
     """A configuration's model with fresh weights, in training mode, on a device, in its layout."""
     layout = torch.channels_last if config.get("channels_last") else torch.contiguous_format

@@ -463,12 +463,6 @@ class Paper:
             name: f"{here}.{row['question']}" for name, row in content["artefacts"].items()
         }
         datasets = content.get("datasets", {profile: {} for profile in COMPUTING_PROFILES})
-        texts = {name: content[name] for name in ("title", "citation", "notebook")}
-        return cls(
-            key,
-            experiments=experiments,
-            artefacts=_Artefacts(questions),
-            datasets=datasets,
-            options=content.get("options", {}),
-            **texts,
-        )
+        texts = [content[name] for name in ("title", "citation", "notebook")]
+        options = content.get("options", {})
+        return cls(key, *texts, experiments, _Artefacts(questions), datasets, options)

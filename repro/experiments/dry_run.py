@@ -134,9 +134,7 @@ def try_first_steps(paper: Paper, run: Run) -> Tried:
                 experiment.function(config, 0, data, "cpu")
             except Enough:
                 pass
-            except _NotTried as why:
-                return Tried(f"{UNTRIED}{why}")
-            except NotImplementedError as why:  # on a CPU
+            except (_NotTried, NotImplementedError) as why:  # the latter on a CPU
                 return Tried(f"{UNTRIED}{why}")
             except (NotTunableError, BackendMissingError):
                 return Tried(f"{UNTRIED}it times the device's kernels")

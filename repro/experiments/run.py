@@ -151,11 +151,8 @@ def compute(
         runs = arguments.plan(paper, artefacts, setting.profile, chosen, setting.changed, kept)
         plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
     if address is not None:
-        if not any(
-            paper.experiments[r.experiment].on_ray(r.config)
-            for paper, runs, _ in plans
-            for r in runs
-        ):
+        every = [(paper.experiments[r.experiment], r) for paper, runs, _ in plans for r in runs]
+        if not any(experiment.on_ray(run.config) for experiment, run in every):
             raise UsageError(
                 f"--address is {address!r}, and no run of the plan uses Ray; add --set engine=ray"
             )

@@ -130,14 +130,6 @@ TRACED = [
 NAMES = [toy["model"]["name"] for toy in TRACED]
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def gradients_of(config, checkpointing=False):
     """Return the gradients that an optimizer's step is given."""
     seen: list[torch.Tensor] = []
@@ -153,7 +145,6 @@ def gradients_of(config, checkpointing=False):
     return seen
 
 
-@pytest.mark.usefixtures("one_thread")
 class TestTraces:
     @pytest.mark.slow
     @pytest.mark.parametrize("toy", TRACED, ids=NAMES)
@@ -253,7 +244,6 @@ def test_fitting_against_trying_many_budgets(seed, allocator):
     assert can_train(trace, limit, make)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_float16s_loss_is_scaled_and_its_gradients_are_not():
     gradients = {}
     for precision in ("float32", *runs.HALVES):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from invented import toy_paper
+from invented import CPU, toy_paper
 
 from repro import datasets, records
 from repro.experiments import UsageError, arguments, load_paper, one_run, query
@@ -62,6 +62,7 @@ def sums(name: str, *xs: int) -> Artefact:
 
 
 A, B = sums("a", 1, 2), sums("b", 2, 3, 3)
+H200 = CPU | {"type": "cuda", "name": "NVIDIA H200"}
 
 
 @pytest.fixture
@@ -377,10 +378,11 @@ class TestSources:
 
     @pytest.fixture
     def provide(self, results_folder: Path, make_record):
-        def provide(where: str, x: int, **changes) -> None:
-            key = f"{where}{x}-{changes.get('seed', 0)}".replace("/", "-")
-            values = {"paper": "toy", "config": {"x": x}, "key": key}
-            RecordStore(results_folder / where).write(make_record("add", **values | changes))
+        def provide(where: str, *xs: int, seeds=(0,), **changes) -> None:
+            for x, seed in itertools.product(xs, seeds):
+                key = f"{where}{x}-{seed}".replace("/", "-")
+                values = {"paper": "toy", "config": {"x": x}, "key": key, "seed": seed}
+                RecordStore(results_folder / where).write(make_record("add", **values | changes))
 
         return provide
 
@@ -389,8 +391,7 @@ class TestSources:
         return query.results_of(toy.paper.artefacts["a"], source)
 
     def test_a_record_of_ones_own_hides_no_reference_of_another_run(self, toy, provide):
-        for x in (1, 2):
-            provide("reference/cpu-2-cores/quick", x, metrics={"from": "reference"})
+        provide("reference/cpu-2-cores/quick", 1, 2, metrics={"from": "reference"})
         provide("local/quick", 1, metrics={"from": "here"})
         found = {r.config["x"]: r.metrics["from"] for r in self.shown(toy).records}
         assert found == {1: "here", 2: "reference"}
@@ -408,47 +409,39 @@ class TestSources:
         assert self.shown(toy, local=False).records[0].metrics["from"] == "nvidia-h200"
 
     def test_the_profile_with_most_of_the_runs_then_the_most_thorough(self, toy, provide):
-        for x in (1, 2):
-            provide("local/smoke", x)
+        provide("local/smoke", 1, 2)
         assert self.shown(toy).profile == "smoke"
         provide("reference/cpu-2-cores/quick", 1)
         assert self.shown(toy).profile == "quick"  # toy records hide nothing
-        for x, seed in itertools.product((1, 2), (0, 1, 2)):
-            provide("reference/cpu-2-cores/quick", x, seed=seed)
+        provide("reference/cpu-2-cores/quick", 1, 2, seeds=(0, 1, 2))
         provide("local/gpu", 1)
         assert self.shown(toy).profile == "quick"
         assert self.shown(toy, "gpu").profile == "gpu"
-        for x, seed in itertools.product((1, 2), (0, 1, 2)):
-            provide("local/gpu", x, seed=seed)
+        provide("local/gpu", 1, 2, seeds=(0, 1, 2))
         assert self.shown(toy).profile == "gpu"
 
-    def test_a_gpus_reference_of_some_runs_stands_beside_a_cpus(self, toy, provide, make_record):
-        gpu = make_record("add").device | {"type": "cuda", "name": "NVIDIA H200"}
-        for x, seed in itertools.product((1, 2), (0, 1, 2)):
-            provide("reference/cpu-2-cores/quick", x, seed=seed)
+    def test_a_gpus_reference_of_some_runs_stands_beside_a_cpus(self, toy, provide):
+        provide("reference/cpu-2-cores/quick", 1, 2, seeds=(0, 1, 2))
         assert self.shown(toy).gpu is None
-        provide("reference/nvidia-h200/gpu", 1, device=gpu)
+        provide("reference/nvidia-h200/gpu", 1, device=H200)
         shown = self.shown(toy)
         assert (shown.profile, shown.gpu.profile, len(shown.gpu.records)) == ("quick", "gpu", 1)
         assert self.shown(toy, "quick").gpu is None
-        for x, seed in itertools.product((1, 2), (0, 1)):
-            provide("reference/nvidia-h200/gpu", x, seed=seed, device=gpu)
+        provide("reference/nvidia-h200/gpu", 1, 2, seeds=(0, 1), device=H200)
         assert (self.shown(toy).profile, self.shown(toy).gpu) == ("gpu", None)
         provide("local/quick", 1)
         assert (self.shown(toy, "quick").profile, self.shown(toy, "quick").gpu) == ("quick", None)
 
-    def test_a_gpus_reference_without_a_network_hides_none(self, toy, provide, make_record):
-        gpu = make_record("add").device | {"type": "cuda", "name": "NVIDIA H200"}
+    def test_a_gpus_reference_without_a_network_hides_none(self, toy, provide):
         configs = [{"x": x, "role": f"network {x}"} for x in (1, 2, 3, 4)]
         runs = [Run("add", config, label=str(config)) for config in configs]
         artefact = replace(A, plan=lambda *_: runs)
-        for config, seed in itertools.product(configs, (0, 1)):
-            provide("reference/cpu-2-cores/quick", config["x"], config=config, seed=seed)
+        for config in configs:
+            provide("reference/cpu-2-cores/quick", config["x"], seeds=(0, 1), config=config)
         shown = []
         for config in configs:
-            for seed in (0, 1):
-                made = {"config": config, "seed": seed, "device": gpu}
-                provide("reference/nvidia-h200/gpu", config["x"], **made)
+            made = {"config": config, "device": H200}
+            provide("reference/nvidia-h200/gpu", config["x"], seeds=(0, 1), **made)
             found = query.results_of(artefact, query.find_source(toy.paper))
             shown.append((found.profile, found.gpu and found.gpu.profile))
         assert shown == [("quick", "gpu")] * 3 + [("gpu", None)]

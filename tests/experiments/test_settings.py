@@ -65,10 +65,14 @@ def test_a_certain_failure_is_not_reproduced_in_the_papers_own_setting_alone():
     assert words == {"paper": "not reproduced", "gpu": "not seen here", "long": "not seen here"}
 
 
-def test_smoke_decides_nothing_but_what_is_exact():
+@pytest.mark.parametrize("profile", ["smoke", "quick"])
+def test_smoke_and_quick_beside_long_decide_nothing_but_what_is_exact(profile):
+    """A short training can be certain, and end the other way round than a longer one."""
     claim = claims_of("mbs")["table4"]["same_result"]
-    artefact = claiming(claim.key, True)
-    verdict = artefact.judge(claim, results("smoke"))
-    assert verdict.word == "undecided" and "smoke" in verdict.evidence
-    exact = artefact.judge(replace(claim, rule="exact", margin=None), results("smoke"))
-    assert exact.word == "reproduced"
+    artefact, short = replace(claiming(claim.key, True), long=True), results(profile)
+    verdict = artefact.judge(claim, short)
+    assert verdict.word == "undecided"
+    assert f"the profile {profile} trains and repeats too little" in verdict.evidence
+    assert artefact.judge(replace(claim, rule="exact", margin=None), short).word == "reproduced"
+    alone = replace(artefact, long=False).judge(claim, short)
+    assert alone.word == ("reproduced" if profile == "quick" else "undecided")

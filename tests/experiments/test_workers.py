@@ -1,4 +1,4 @@
-"""Runs that measure nothing, carried out by processes side by side."""
+"""Runs carried out by processes side by side, and a function in a process of its own."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ from repro.experiments import UsageError
 from repro.experiments import run as running
 from repro.experiments.arguments import ending
 from repro.experiments.design import Experiment, Outcome, Run
-from repro.experiments.processes import Workers
+from repro.experiments.processes import Workers, in_a_process
 from repro.experiments.run import Setting
 from repro.records import RecordStore
 
@@ -144,7 +144,7 @@ def test_what_is_no_result_ends_all(tmp_path):
 
 SCRIPT = """
 import os, sys, time
-from repro.experiments.processes import Workers
+from repro.experiments.processes import Workers, in_a_process
 
 def work(item):
     print(os.getpid(), flush=True)
@@ -187,3 +187,17 @@ def test_the_hours_until_nothing_more_begins():
     for hours in (0, -1, float("nan")):
         with pytest.raises(UsageError, match="--hours"):
             ending(hours)
+
+
+def test_arguments_and_variables_go_there_and_the_result_comes_back():
+    assert in_a_process("os:getenv", ["REPRO_TOLD"], {"REPRO_TOLD": "ü"}) == "ü"
+    assert in_a_process("builtins:sorted", [[3, 1, 2]]) == [1, 2, 3]
+    assert in_a_process("os:getpid", []) != os.getpid()
+
+
+def test_what_fails_there_is_told_without_frames(tmp_path, monkeypatch):
+    crash = "import sys\n\ndef now():\n    sys.exit('CUDA error\\n' + 99 * 'frame #1: a.so\\n')\n"
+    (tmp_path / "crashing.py").write_text(crash)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"^the process of crashing:now failed: CUDA error$"):
+        in_a_process("crashing:now", [])

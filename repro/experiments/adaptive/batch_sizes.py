@@ -14,7 +14,7 @@ import numpy as np
 
 from repro import adaptive
 from repro.experiments import judge
-from repro.experiments.adaptive import draw, read, runs
+from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.runs import CIFAR, DIV2K, PAPER, PHANTOM, SIMILAR, TASKS
 from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
@@ -23,8 +23,7 @@ from repro.records import Record
 from repro.report import Summary
 
 
-def _best(task: str) -> int:
-    return int(PAPER[task]["best"]["batch"])
+BEST: dict[str, int] = {task: PAPER[task]["best"]["batch"] for task in TASKS}
 
 
 def _warmup(record: Record) -> int:
@@ -78,9 +77,9 @@ def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> Any:
     panels = []
     for task, name, ylabel in shown:
         trainings = read.by_size(results, task).items()
-        curves = {names[int(math.log2(size / _best(task)))]: own for size, own in trainings}
+        curves = {names[int(math.log2(size / BEST[task]))]: own for size, own in trainings}
         panels.append((task, name, ylabel, curves))
-    drawn, axes = draw.by_epoch(panels, styles(names))
+    drawn, axes = read.by_epoch(panels, styles(names))
     for axis, (task, name, _) in zip(axes, shown, strict=True):
         if name == "theta" and task != CIFAR:
             axis.set(xscale="log", xlabel="epoch (logarithmic)")
@@ -96,11 +95,11 @@ def figure(results: Results, shown: Sequence[tuple[str, str, str]]) -> Any:
 def over_best(results: Results, kept: bool) -> Cases:
     """PSNR less the best batch's, at the sizes that are said to keep up or at those beyond."""
     trainings, paper = read.by_size(results, DIV2K), PAPER[DIV2K]
-    every = [size for size in paper["figure1"] if size > _best(DIV2K)]
+    every = [size for size in paper["figure1"] if size > BEST[DIV2K]]
     sizes = {f"B = {size}": size for size in every if (size <= paper["kept_up_to"]) == kept}
 
     def gap(name: str) -> Estimate:
-        pair = {size: trainings.get(size, []) for size in (sizes[name], _best(DIV2K))}
+        pair = {size: trainings.get(size, []) for size in (sizes[name], BEST[DIV2K])}
         found = read.over(results, DIV2K, *pair.values())
         ours = {size: read.batch_of(records) for size, records in pair.items()}
         sized = [f"{own}" if own == size else f"{own} (for {size})" for size, own in ours.items()]
@@ -128,7 +127,7 @@ def slower(results: Results) -> Cases:
 
 def same_cost(results: Results) -> Cases:
     """Costs at the end, in shares of the best batch's fall, where that has converged."""
-    trainings, best = read.by_size(results, CIFAR), _best(CIFAR)
+    trainings, best = read.by_size(results, CIFAR), BEST[CIFAR]
     if best not in trainings or len(trainings) < 2:
         raise NotRun("no records")
     start = float(np.mean([r.metrics["initial_cost"][0] for r in trainings[best]]))

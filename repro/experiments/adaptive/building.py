@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from repro import adaptive, datasets
-from repro.experiments.captured import low_precision, model_of
+from repro.experiments.captured import lower, model_of
 from repro.experiments.design import Config
 from repro.measure import accelerator
 from repro.training import evaluate_classifier, evaluate_psnr
@@ -130,7 +129,7 @@ def build_data(
     measure: Evaluate
     if config["task"] == "CIFAR":
         assert train.labels is not None and test.labels is not None
-        images, shown = _three_channels(train.images), _three_channels(test.images)
+        images, shown = (s.images.expand(-1, 3, -1, -1).contiguous() for s in (train, test))
         mean, std = datasets.channel_statistics(images)
         options: dict[str, Any] = {"mean": mean, "std": std, "device": device}
         moved = {"seed": seed, "padding": config["padding"], "flip": config["flip"]}
@@ -150,17 +149,7 @@ def build_data(
             *_pairs(config, test, 2), few, shuffle=False, crop=crop, **options
         )
         measure = partial(evaluate_psnr, batches=crops, device=device)
-    low = low_precision(config)
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        with torch.autocast(torch.device(device).type, low) if low else nullcontext():
-            return measure(model)
-
-    return loader, evaluate
-
-
-def _three_channels(images: Tensor) -> Tensor:
-    return images.expand(-1, 3, -1, -1).contiguous() if images.shape[1] == 1 else images
+    return loader, lower(config, device)(measure)
 
 
 def _pairs(config: Config, split: datasets.Split, seed: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from repro.experiments import view
-from repro.experiments.adaptive import draw, projection, read, runs
+from repro.experiments.adaptive import projection, read, runs
 from repro.experiments.adaptive.runs import AVERAGING, CIFAR, DIV2K, NAMES, PAPER, PHANTOM
 from repro.experiments.design import Artefact
 from repro.experiments.judge import Case, Cases, Estimate, NotRun, paired_ratio
@@ -82,18 +82,18 @@ def figure(results: Results, task: str) -> Any:
     drawn, axes = new_axes(1, 1, 7, 4)
     axis, fit = axes[0, 0], projection.fitted_to_paper(task)
     for number, strategy in enumerate(projection.SCALED):
-        look, (at, value) = draw.LOOKS[NAMES[strategy]], PAPER[task]["speedups"][strategy]
+        look, (at, value) = read.LOOKS[NAMES[strategy]], PAPER[task]["speedups"][strategy]
         fitted, colour = projection.speedups(fit, task, strategy), look["color"]
         low, high = np.sort([[*own.values()] for own in projection.held_out(task, strategy)], 0)
         # As wide as a line at least, where both say the same.
         axis.fill_between([*fitted], low / 1.03, high * 1.03, color=colour, alpha=0.25, lw=0)
         axis.plot([*fitted], [*fitted.values()], "--", color=colour, label=NAMES[strategy])
         if at:
-            draw.point(axis, at, value, look)
+            read.point(axis, at, value, look)
         else:
             axis.axhline(value, ls="-.", color=colour, label=f"paper: {value}, nodes not given")
         if measurement:
-            draw.point(axis, 2 * 1.05 ** (number - 1), pace(measurement, task, strategy), look)
+            read.point(axis, 2 * 1.05 ** (number - 1), pace(measurement, task, strategy), look)
     axis.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
     band = "predicted from the other two (held out)"
     axis.fill_between([], [], [], color=INK, alpha=0.25, lw=0, label=band)

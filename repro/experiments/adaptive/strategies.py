@@ -13,7 +13,7 @@ import numpy as np
 
 from repro import adaptive
 from repro.experiments import judge
-from repro.experiments.adaptive import draw, read, runs
+from repro.experiments.adaptive import read, runs
 from repro.experiments.adaptive.batch_sizes import of_counts
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, GIVEN, NAMES, PAPER, PHANTOM
 from repro.experiments.design import Artefact
@@ -98,11 +98,11 @@ def curves(
     trained = {name_of(name): read.trained(results, task, name) for name in strategies}
     shown = {name: records for name, records in trained.items() if records}
     panels = [(task, name, label, shown) for name, label in quantities.items()]
-    looks = dict(draw.LOOKS)
+    looks = dict(read.LOOKS)
     for name in strategies:  # a strategy has its look in all figures, whatever the optimizer
         own, _, by = name.partition("_")
         looks[name_of(name)] = looks[NAMES[own]] | {"ls": {"": "-", "LARS": "--"}.get(by, ":")}
-    drawn, axes = draw.by_epoch(panels, looks, more)
+    drawn, axes = read.by_epoch(panels, looks, more)
     if "theta" in quantities:
         axes[0].set_yscale("log")
         log_ticks(axes[0].yaxis, (1, 2, 5), "{:,g}")
@@ -118,16 +118,16 @@ def figure(results: Results, task: str) -> Any:
     quantities |= {name: f"validation {read.HEADING[task]}"}
     drawn = curves(results, task, NAMES, quantities, more=2)
     papers, ours = drawn.axes[-2:]
-    for strategy, look in zip(NAMES, draw.LOOKS.values(), strict=True):
+    for strategy, look in zip(NAMES, read.LOOKS.values(), strict=True):
         if strategy not in PROPOSED[1:] and (value := reported_of(task, strategy).get("value")):
             count = adaptive.updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
-            draw.point(papers, count, value, look)
+            read.point(papers, count, value, look)
             papers.plot([], [], lw=1.6, ms=4.5, label=NAMES[strategy], **look)  # for the legend
         records = read.trained(results, task, strategy)
         if records and not read.diverged(results, task, strategy):
             end = judge.mean_of(read.final(results, records, name), trials="seeds")
             made = float(np.mean(read.updates_of(records)))
-            draw.point(ours, made, end, look)
+            read.point(ours, made, end, look)
     papers.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
     papers.set_title(f"paper: {read.ROLES[task]}, {read.DATA[task]}", fontsize=9)
     ours.set_title(drawn.axes[0].get_title(), fontsize=9)

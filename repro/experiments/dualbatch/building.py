@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from itertools import chain, repeat
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, dense
 from repro.dualbatch import DualBatchPlan, Share
 from repro.dualbatch.shares import Batches, resized
-from repro.experiments.captured import CapturedPasses, captured_step, low_precision, model_of
+from repro.experiments.captured import CapturedPasses, captured_step, low_precision, lower, model_of
 from repro.experiments.design import Config
 from repro.experiments.dualbatch.runs import WORKERS
 from repro.measure import TimeModel
@@ -86,13 +85,12 @@ class TrainingData:
 
         On all of them after the last epoch, on ``watched_samples`` before, at their own resolution.
         """
-        low = low_precision(config)
-        kind, every = torch.device(device).type, len(self.test[0])
+        every = len(self.test[0])
         before = round(sum(count for count, _ in config["stages"])) - 1
         counts = chain([config.get("watched_samples") or every] * before, repeat(every))
 
         def evaluate(model: nn.Module) -> dict[str, float]:
-            with torch.autocast(kind, low) if low else nullcontext():
+            with lower(config, device):
                 shown = self._batches(*self.test, next(counts))
                 metrics = evaluate_classifier(model, shown, device)
                 if self.held_out is not None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from repro import training as plain
 from repro.datasets import Ahead, ImageData, Split, TensorLoader, channel_statistics
-from repro.experiments.captured import CapturedPasses, captured_step, low_precision, model_of
+from repro.experiments.captured import CapturedPasses, captured_step, low_precision, lower, model_of
 from repro.experiments.design import Config, Outcome
 from repro.experiments.mbs.runs import AS_IN_PAPER
 from repro.mbs import MicroBatchStreamer
@@ -112,13 +113,7 @@ class Task:
         evaluate = plain.evaluate_classifier
         if self.segments:
             evaluate = plain.evaluate_binary_segmentation
-        kind, low = torch.device(self.device).type, self.low
-
-        def measure() -> dict[str, float]:
-            with torch.autocast(kind, low) if low else nullcontext():
-                return evaluate(model, loader, self.device)
-
-        return measure
+        return partial(lower(self.config, self.device)(evaluate), model, loader, self.device)
 
     def streamer(
         self, model: nn.Module, micro: int, normalization: str = "paper", **options: Any
