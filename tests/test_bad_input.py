@@ -164,7 +164,7 @@ add(
 # Notebooks.
 for name in ("99_none", "../01_tiny", ""):
     add(("notebooks", name), f"unknown notebook {name!r}", "choose among 01_tiny")
-for parameter in ("count", "=3", "count.x=1"):
+for parameter in ("count", "=3", "count.x=1", "a b=3", "3x=1"):
     add(("notebooks", "-p", parameter), repr(parameter), "NAME=VALUE")
 add(("notebooks", "-p", "cuont=3"), "has no parameter", "it has count, data, device")
 add(("notebooks", "-p", "count=1", "-p", "count=2"), "count is given twice", "give one of them")

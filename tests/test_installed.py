@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from repro import paths
+from repro import __version__, paths
 from repro.experiments import PAPERS, load_paper, query
 
 pytestmark = [
@@ -157,8 +157,9 @@ def test_a_wheel_carries_records_and_notebooks_and_the_sdist_makes_the_same(buil
     tracked = set(git(built.project, "ls-files", "repro").splitlines())
     others = {n for n in files if n.startswith("repro/")} - shipped.keys() - {"repro/build.json"}
     assert others == tracked
-    assert {name.partition("/")[0] for name in files} == {"repro", "repro-0.1.0.dist-info"}
-    assert "repro = repro.__main__:main" in files["repro-0.1.0.dist-info/entry_points.txt"].decode()
+    facts = f"repro-{__version__}.dist-info"
+    assert {name.partition("/")[0] for name in files} == {"repro", facts}
+    assert "repro = repro.__main__:main" in files[f"{facts}/entry_points.txt"].decode()
 
 
 @pytest.fixture(scope="module")

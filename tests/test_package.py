@@ -22,7 +22,6 @@ METHODS = sorted(name for name in NAMES if (paths.PACKAGE / name).is_dir())
 NOTEBOOK_PACKAGES = ("IPython", "ipywidgets", "papermill", "nbformat", "nbconvert", "nbclient",
                      "jupyter_client", "ipykernel")  # fmt: skip
 LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy"}
-in_a_checkout = pytest.mark.skipif(paths.INSTALLED, reason="not a checkout")
 
 
 ONLY_CUDA = {
@@ -212,15 +211,7 @@ def test_import_repro_is_fast_and_light():
         import repro.datasets, repro.models
         later = ("torchvision", "sklearn", "skimage", "scipy")
         assert not [n for n in later if n in sys.modules]
-        """
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_matplotlib_is_imported_by_the_first_figure():
-    done = python(
-        """
-        import sys
+        # Matplotlib comes with the first figure.
         from repro.experiments import PAPERS, load_paper
         assert [[*paper.artefacts.values()] for paper in map(load_paper, PAPERS)]
         assert "matplotlib" not in sys.modules
@@ -229,19 +220,7 @@ def test_matplotlib_is_imported_by_the_first_figure():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@in_a_checkout
-def test_data_files_are_packaged():
-    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    patterns = project["tool"]["setuptools"]["package-data"]["repro"]
-    packaged = {file for pattern in patterns for file in paths.PACKAGE.glob(pattern)}
-    others = {
-        f for f in paths.PACKAGE.rglob("*") if f.is_file() and f.suffix not in (".py", ".pyc")
-    }
-    assert others - {paths.BUILT} <= packaged
-    assert project["project"]["version"] == __import__("repro").__version__
-
-
-@in_a_checkout
+@pytest.mark.skipif(paths.INSTALLED, reason="not a checkout")
 def test_nothing_is_installed_that_no_code_uses():
     """But for tools, and for what the recipes of the documents are tried with."""
     project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -1,12 +1,11 @@
 """Where things are looked for and kept, and that a data folder that was given is one."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 from commands import command_line
 
-from repro import datasets, paths, records
+from repro import datasets, paths
 from repro.datasets import CorruptDatasetError, DatasetError
 from repro.experiments import UsageError
 from repro.experiments import run as running
@@ -109,22 +108,3 @@ def test_caches_have_one_place(tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_CACHE", "~nobody-of-that-name/cache")
     with pytest.raises(OSError, match=r"name a folder as \$REPRO_CACHE"):
         cache_folder()
-
-
-class TestCommit:
-    """A record's commit is the package's."""
-
-    @pytest.fixture
-    def repository(self, tmp_path):
-        """Somebody else's repository, with a commit."""
-        for command in ("init -q", "-c user.name=A -c user.email=a@example.com commit -q "
-                        "--allow-empty -m theirs"):  # fmt: skip
-            subprocess.run(["git", "-C", str(tmp_path), *command.split()], check=True)
-        return tmp_path
-
-    def test_not_that_of_a_hook_that_calls_it(self, repository, monkeypatch):
-        before = records.commit_state()
-        monkeypatch.chdir(repository)
-        for name, value in (("GIT_DIR", ".git"), ("GIT_WORK_TREE", "."), ("GIT_INDEX_FILE", "x")):
-            monkeypatch.setenv(name, str(repository / value))
-        assert records.commit_state() == before

@@ -312,6 +312,8 @@ def test_commit_state_of_a_checkout_and_outside_one(tmp_path, monkeypatch):
     (tmp_path / "untracked").write_text("1")
     assert records.commit_state() == (commit, False)
     (tmp_path / "file").write_text("2")
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):  # of a hook that calls it
+        monkeypatch.setenv(name, str(tmp_path / "theirs"))
     assert records.commit_state() == (commit, True)
 
 

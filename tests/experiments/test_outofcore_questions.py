@@ -60,7 +60,6 @@ class TestClaims:
         written = claims_of("outofcore")
         names = [f"{a}/{key}" for a in PAPER.artefacts for key in written.get(a, {})]
         assert names == list(WRONG)
-        assert names == [f"{n}/{key}" for n, a in PAPER.artefacts.items() for key in a.claims]
 
     @pytest.mark.parametrize("claim", WRONG)
     def test_right_wrong_without_records_and_on_a_cpu(self, claim):

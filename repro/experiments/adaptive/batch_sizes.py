@@ -22,7 +22,6 @@ from repro.plots import legend_below, log_ticks, styles
 from repro.records import Record
 from repro.report import Summary
 
-
 BEST: dict[str, int] = {task: PAPER[task]["best"]["batch"] for task in TASKS}
 
 

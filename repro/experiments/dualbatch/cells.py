@@ -123,8 +123,7 @@ def _facts(results: Results) -> Iterable[str]:
         pairs += [(_network(part), ROLE) for part in parts]
         if record.dataset and (setting := record.config.get("setting")):
             data = "ImageNet" if setting == runs.SECTION_5_2_3 else "CIFAR-100"
-            synthetic = "SYNTHETIC " * (record.dataset["kind"] == "synthetic")
-            pairs.append((f"{synthetic}{record.dataset['name']}", data))
+            pairs.append((record.dataset["name"], data))
     yield from view.stand_ins(pairs)
 
 

@@ -117,8 +117,6 @@ def marks(results: Results) -> Iterable[str]:
     records = [record for record in results.records if record.experiment != "foretell"]
     data = [(r.dataset["name"], _DATA[task_of(r.config["role"])]) for r in records if r.dataset]
     yield from stand_ins([*data, *((name, r) for r in ROLES for name in networks(r, records))])
-    if any(r.dataset and r.dataset["kind"] == "synthetic" for r in records):
-        yield "SYNTHETIC data."
     limited = [r.config for r in records if r.experiment in _LIMITED]
     if any(config.get("limit_bytes") or config.get("limit_fits") for config in limited):
         yield "SIMULATED memory limit."

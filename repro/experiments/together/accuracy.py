@@ -186,9 +186,8 @@ def facts(results: Results) -> Iterable[str]:
     if record is None or record.dataset is None:
         return
     name = record.dataset["name"]
-    kind = "SYNTHETIC, " if record.dataset["kind"] == "synthetic" else ""
     stand_in = "" if name.startswith("cifar10") else ", a STAND-IN for CIFAR-10"
-    yield f"Data: {kind}{name}{stand_in}. The parallel machine is SIMULATED."
+    yield f"Data: {name}{stand_in}. The parallel machine is SIMULATED."
 
 
 def growth_over_fixed(results: Results) -> Estimate:
