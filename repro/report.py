@@ -63,16 +63,12 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(character if _is_shown(character) else _written(character) for character in text)
+    return "".join(c if _is_shown(c) else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _is_shown(character: str) -> bool:
     # Spaces of other widths count as unprintable, but are harmless.
     return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
-
-
-def _written(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def markdown(text: str) -> str:

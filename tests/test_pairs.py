@@ -1,7 +1,6 @@
 """Every ordered pair of the five methods: it works, it is refused, or it means nothing."""
 
 import contextlib
-import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -390,11 +389,3 @@ def test_the_table_says_what_the_tests_found():
     pairs = {(outer, inner) for outer in METHODS for inner in METHODS if outer != inner}
     assert stated == {pair: outcome for pair, (outcome, _) in PAIRS.items()}
     assert stated.keys() == pairs and len(rows) == len(pairs)
-
-
-def test_what_is_compared_can_differ():
-    other = {name: value + 1e-3 for name, value in trained(network()).items()}
-    with pytest.raises(AssertionError):
-        same(other, trained(network()))
-    with pytest.raises(AssertionError):  # what has not been trained
-        same(copy.deepcopy(network().state_dict()), network().state_dict())

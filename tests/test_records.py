@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -81,40 +80,6 @@ class TestStore:
             assert len(store.load("mbs")) == 2 and len(store.singles("mbs")) == 2
         store.write(replace(record, key="new"))
         assert len(store.load("mbs")) == 3
-
-    def test_processes_killed_while_they_write_leave_whole_records(self, store, make_record):
-        # A record of some 100 kB, written again and again, so that kills fall into the writing.
-        script = textwrap.dedent(
-            """
-            import sys
-            from pathlib import Path
-            from repro.records import RecordStore, read_record
-            from dataclasses import replace
-            store, number = RecordStore(Path(sys.argv[1])), 0
-            record = read_record(Path(sys.argv[2]))
-            print("ready", flush=True)
-            while True:
-                number += 1
-                store.write(replace(record, key=f"key{number % 7}", seed=number))
-            """
-        )
-        big = make_record(metrics={"curve": [k / 3 for k in range(4000)]})
-        template = RecordStore(store.folder.parent / "template").write(big)
-        command = [sys.executable, "-c", script, str(store.folder), str(template)]
-        leftovers = 0
-        for attempt in range(60):
-            process = subprocess.Popen(command, stdout=subprocess.PIPE)
-            process.stdout.readline()
-            time.sleep(0.005 + 0.0031 * (attempt % 13))
-            process.kill()
-            process.wait()
-            process.stdout.close()
-            for record in store.load("mbs"):
-                assert record.metrics == big.metrics
-            leftovers += len(list(store.folder.rglob("*.tmp")))
-            if leftovers >= 2 and attempt >= 5:
-                break
-        assert leftovers, "no kill fell into the writing; the test shows nothing"
 
 
 class TestCorruptRecords:

@@ -221,7 +221,9 @@ def _checked(key: str, text: str, present: Sequence[Any], allowed: Sequence[str]
         if text not in texts:
             raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(texts)}")
         return text
-    value, examples = _parsed(text), [value for value in present if value is not None]
+    value, examples = text, [value for value in present if value is not None]
+    with suppress(ValueError, RecursionError):  # it is no JSON
+        value = json.loads(text)
     kinds, such = set(map(type, examples)), _text(next(iter(examples), None))
     like = not kinds or type(value) in kinds or (float in kinds and type(value) is int)
     if not (like and _is_plain(value)):
@@ -246,13 +248,6 @@ def _is_plain(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:

@@ -52,7 +52,8 @@ def verdict(target: str, results: Results) -> Verdict:
         return Verdict("not run", str(missing))
 
 
-def check_row(target: str, position: int, results: Results) -> dict[str, str]:
-    """Return a check of ``PAPER/ARTEFACT``, by its place, as a row."""
+def check_row(target: str, results: Results) -> dict[str, str]:
+    """Return the only check of ``PAPER/ARTEFACT`` as a row."""
     key, _, name = target.partition("/")
-    return load_paper(key).artefacts[name].checks[position].row(results)
+    (check,) = load_paper(key).artefacts[name].checks
+    return check.row(results)

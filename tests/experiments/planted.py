@@ -1,4 +1,4 @@
-"""Reference records with planted numbers: what becomes of a claim or a check of an artefact."""
+"""Reference records with planted numbers: what becomes of a claim of an artefact."""
 
 from collections.abc import Callable
 from copy import copy, deepcopy
@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from made import check_row, verdict
+from made import verdict
 
 from repro import paths
 from repro.experiments import load_paper
@@ -23,15 +23,14 @@ def _reference(paper: str, artefact: str) -> Results:
         patch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
         source = find_source(load_paper(paper), local=False)
         results = results_of(source.paper.artefacts[artefact], source)
-        assert results.records and (results.gpu is None or results.gpu.records)
+        assert results.records
     return results
 
 
-def reference(target: str, edit: Edit = lambda record: None, gpu: bool = False) -> Results:
-    """Return the reference records of ``PAPER/ARTEFACT``, or a GPU's, each changed by `edit`."""
+def reference(target: str, edit: Edit = lambda record: None) -> Results:
+    """Return the reference records of ``PAPER/ARTEFACT``, each changed by `edit`."""
     paper, artefact, *_ = target.split("/")
-    whole = _reference(paper, artefact)
-    results = copy(whole.gpu if gpu else whole)
+    results = copy(_reference(paper, artefact))
     changed = ("config", "metrics", "timings")
     results.records = [
         replace(record, **{name: deepcopy(getattr(record, name)) for name in changed})
@@ -43,11 +42,6 @@ def reference(target: str, edit: Edit = lambda record: None, gpu: bool = False) 
     return results
 
 
-def judged(target: str, edit: Edit = lambda record: None, gpu: bool = False) -> Verdict:
+def judged(target: str, edit: Edit) -> Verdict:
     """Return the verdict on ``PAPER/ARTEFACT/KEY`` of the reference records, changed by `edit`."""
-    return verdict(target, reference(target, edit, gpu))
-
-
-def check(target: str, position: int = 0, edit: Edit = lambda record: None) -> dict[str, str]:
-    """Return a check of ``PAPER/ARTEFACT``, by its place, as a row."""
-    return check_row(target, position, reference(target, edit))
+    return verdict(target, reference(target, edit))

@@ -2,16 +2,19 @@
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing import ProcessRaisedException
 
 from repro.experiments import captured, load_paper
-from repro.experiments.adaptive import building, experiments, overlap, runs
+from repro.experiments.adaptive import building, experiments, overlap, runs, worker
 from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, MORE, PHANTOM, STRATEGIES, TASKS
 from repro.experiments.one_run import load
+from repro.measure import describe_device
 
 DESIGN = load_paper("adaptive")
 CHOSEN = {CIFAR: "digits", DIV2K: "photos", PHANTOM: "phantom"}
@@ -139,6 +142,31 @@ class TestOverlap:
         # Of what can hide 65 to 80 % do, also beside other work on two cores. In one bucket after
         # the backward pass, where nothing can, it is below 20 %.
         assert overlap.hidden(found | quickest).mean > 40
+
+
+class TestWorkers:
+    """Measurements in processes of their own: what is told of a failure, and when they end."""
+
+    @pytest.mark.slow
+    def test_a_worker_that_fails_is_named(self):
+        job = runs.parallel("smoke", {})[0].config | {"jobs": {"CIFAR": {}}, "seed": 0}
+        with pytest.raises(ProcessRaisedException, match=r"(?s)Process 0 terminated.*KeyError"):
+            worker.launch(job, 2)
+
+    def test_a_launch_ends_at_its_limit_whatever_hangs(self):
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"2 processes did not end in 0.2 s"):
+            worker.launch(60, 2, timeout_s=0.2, function=time.sleep)
+        assert time.monotonic() - start < 20
+
+    def test_the_measurement_is_of_cpus_whatever_the_device(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr(worker, "launch", lambda *given: asked.append(given) or {"CIFAR": {}})
+        for profile in ("quick", "paper"):
+            config = runs.parallel(profile, {})[0].config
+            found = worker.parallel(config, 3, None, "cuda").metrics
+            assert asked.pop() == ({**config, "seed": 3}, 2)
+            assert found == {"tasks": {"CIFAR": {}}, "device": describe_device("cpu")["name"]}
 
 
 class TestLayerwise:

@@ -6,7 +6,7 @@ import statistics
 import made
 import pytest
 from invented import make_record
-from planted import check, reference
+from planted import reference
 
 from repro.adaptive import ScalingModel
 from repro.experiments import load_paper
@@ -100,9 +100,10 @@ class TestLaunches:
         assert found.word == "undecided" and " launches a cell decide" in found.evidence
 
     def test_weights_that_differ_in_one_launch(self):
-        row = made.check_row("adaptive/figure9", 0, launches([1.0] * 5))
+        row = made.check_row("adaptive/figure9", launches([1.0] * 5))
         assert row["holds"] == "NO" and "0.001" in row["evidence"]
-        assert check("adaptive/figure9")["holds"] == "yes"
+        row = made.check_row("adaptive/figure9", reference("adaptive/figure9"))
+        assert row["holds"] == "yes"
 
 
 @pytest.mark.parametrize("target", MEASURED)

@@ -273,8 +273,6 @@ def test_shares_are_judged_at_the_farthest_of_every_k():
     def word(change):
         return judged("dualbatch/table4/shares_predicted", shares(change)).word
 
-    assert word(lambda row, seed: 0.97) == "reproduced"
-    assert word(lambda row, seed: 1.04) == "not reproduced"
     assert word(lambda row, seed: 1.0 + 0.09 * (row["n_small"] == 2)) == "not reproduced"
     assert word(lambda row, seed: 1 + 0.1 * (seed % 2)) == "undecided"
 

@@ -109,7 +109,7 @@ class TestClaims:
     ids=str,
 )
 def test_the_hosts_memory_is_what_was_predicted(world, holds):
-    row = made.check_row("outofcore/figure3", 0, results("figure3", world))
+    row = made.check_row("outofcore/figure3", results("figure3", world))
     assert row["holds"] == holds
     assert holds != "NO" or "schedule at 59: 30.0 MiB of 29.0 MiB" in row["evidence"]
 

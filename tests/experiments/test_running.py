@@ -16,7 +16,7 @@ from invented import CPU, toy_paper
 from repro import datasets, records
 from repro.experiments import UsageError, arguments, load_paper, one_run, query
 from repro.experiments import run as running
-from repro.experiments.design import Artefact, Experiment, Outcome, Paper, Run
+from repro.experiments.design import LONG, Artefact, Experiment, Outcome, Paper, Run
 from repro.experiments.judge import NotRun
 from repro.experiments.query import LOCAL, Results, Source
 from repro.experiments.run import Setting
@@ -419,6 +419,15 @@ class TestSources:
         assert self.shown(toy, "gpu").profile == "gpu"
         provide("local/gpu", 1, 2, seeds=(0, 1, 2))
         assert self.shown(toy).profile == "gpu"
+
+    @pytest.mark.parametrize(("seeds", "shown"), [(6, LONG), (2, LONG), (1, "quick")])
+    def test_long_is_shown_from_two_seeds_on(self, toy, provide, seeds, shown):
+        artefact = replace(A, long=True)
+        provide("local/quick", 1, 2, seeds=range(3))
+        provide(f"local/{LONG}", 1, 2, seeds=range(seeds))
+        for profile, expected in ((None, shown), ("quick", "quick")):
+            source = query.find_source(toy.paper, profile)
+            assert query.results_of(artefact, source).profile == expected
 
     def test_a_gpus_reference_of_some_runs_stands_beside_a_cpus(self, toy, provide):
         provide("reference/cpu-2-cores/quick", 1, 2, seeds=(0, 1, 2))

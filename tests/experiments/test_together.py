@@ -11,7 +11,7 @@ from torch import nn
 from repro.datasets import ImageData, Split
 from repro.experiments import load_paper
 from repro.experiments.design import LONG, SEEDS, paper_toml
-from repro.experiments.query import Results
+from repro.experiments.query import Results, find_source, results_of
 from repro.experiments.together import accuracy, limit, measuring, methods, runs, training
 from repro.experiments.together.runs import CIFAR
 from repro.measure import machine
@@ -401,6 +401,18 @@ class TestThePage:
         told = rows["θ-adaptive + MBS"]
         assert told == "-5.00 points for 0.50 of the updates of a fixed small batch"
         assert rows["Micro-Batch Streaming"].startswith("1.00 of")
+
+    @pytest.mark.usefixtures("reference_records")
+    def test_it_shows_each_part_as_it_is_shown_by_itself(self):
+        source = find_source(PAPER, local=False)
+        page = results_of(PAPER.artefacts["decision"], source)
+        parts = [results_of(PAPER.artefacts[name], source) for name in ("limit", "accuracy")]
+        assert [part.profile for part in parts] == ["quick", LONG]
+        assert page.records == [record for part in parts for record in part.records]
+        assert [place.partition(" from ")[0] for place in page.places] == ["Part 1", "Part 2"]
+        told = self.rows(page)
+        assert "of undivided speed" in told["Micro-Batch Streaming"]
+        assert "points for" in told["θ-adaptive + MBS"]
 
     def test_without_records_it_says_so_and_no_number(self):
         assert set(self.rows(Results([], (0,), [])).values()) == {accuracy.NOT_RUN}
