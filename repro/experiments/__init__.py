@@ -60,7 +60,7 @@ def find_targets(targets: Sequence[str] | None) -> list[tuple[Paper, list[Artefa
             f"{', '.join(PAPERS)}"
         )
     grouped: dict[str, tuple[Paper, list[Artefact]]] = {}
-    for target in PAPERS if "all" in targets else targets:
+    for target in (key for one in targets for key in (PAPERS if one == "all" else [one])):
         paper, artefacts = find_artefacts(target)
         grouped.setdefault(paper.key, (paper, []))[1].extend(artefacts)
     return list(grouped.values())

@@ -221,7 +221,8 @@ def _checked(key: str, text: str, present: Sequence[Any], allowed: Sequence[str]
         if text not in texts:
             raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(texts)}")
         return text
-    value, examples = text, [value for value in present if value is not None]
+    value: Any = text
+    examples = [value for value in present if value is not None]
     with suppress(ValueError, RecursionError):  # it is no JSON
         value = json.loads(text)
     kinds, such = set(map(type, examples)), _text(next(iter(examples), None))
