@@ -184,6 +184,7 @@ for artefact, out, *named in (
     add(("figure", artefact, "--out", out), *named)
 add(("figure", "mbs/figure3", "--profile", "paper", "--out", "x.svg"), "run mbs/figure3")
 add(("figure", "overview", "--out", "x.svg", "--set", "engine=ray"), "takes no --set")
+add(("figure", "overview", "--profile", "paper", "--out", "x.svg"), "give another --profile")
 for command in (FIGURE, ("notebooks", "--profile", "quick")):
     add((*command, "--data-stand-in"), "--data-stand-in", "leave it out")
 for classes in ("99999999999999999999", "4611686018427387904"):

@@ -132,6 +132,8 @@ def write_figure(
             raise UsageError("overview has figures of all papers, and takes no --set; leave it out")
         _check_target(path, "the figure")
         sources = {key: find_source(load_paper(key), profile, device) for key in PAPERS}
+        if not any(source.records for source in sources.values()):
+            raise UsageError("there are no records, so nothing to draw; give another --profile")
         _write(path, report.figure_file(story.effects_figure(sources), form))
         return path
     paper, artefacts = find_artefacts(target)
