@@ -3,7 +3,6 @@
 import gc
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,22 +69,22 @@ def reference_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
 
 
+@pytest.fixture(scope="module")
+def memory_is_not_kept() -> Iterator[None]:
+    """No measurement keeps freed memory, which it would for all tests that follow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("repro.measure.machine.keep_freed_memory", lambda: None)
+        yield
+
+
 @pytest.fixture(name="make_record")
 def make_record_fixture() -> Any:
     return make_record
 
 
-@dataclass(frozen=True)
-class Smoke:
-    """The records of the smoke reproduction of Micro-Batch Streaming."""
-
-    folder: Path  # of results
-    store: RecordStore
-
-
 @pytest.fixture(scope="session")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
-    """Carry out the smoke profile once for all tests."""
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results folder of Micro-Batch Streaming's smoke profile, carried out for all tests."""
     from repro.experiments import arguments, load_paper
     from repro.experiments import run as running
 
@@ -98,4 +97,4 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     tally = running.execute(paper, runs, setting, store, report=lambda line: None)
     assert tally.failed == 0, [r.error for r in store.load("mbs") if r.status == "failed"]
     assert tally.done == len(runs)
-    return Smoke(folder, store)
+    return folder

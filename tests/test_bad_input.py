@@ -68,6 +68,8 @@ add(("doctor", "--device", "tpu"), "allowed are 'cpu'")
 for seeds in ("0", "-3", "x", "1.5", "1,1", ",", "1001", "4294967296,", HUGE, "٣"):
     add((*FIGURE, "--seeds", seeds), "give how many (3), or a list", "4294967295")
 add(("notebooks", "--seeds", "1,1"), "give how many (3), or a list")
+for hours in ("0", "-1", "nan"):
+    add((*FIGURE, "--hours", hours), f"--hours is {hours}; give a number above 0")
 
 # Options left empty, as by a variable that a script has not set; options without a value.
 OPTIONS = {
@@ -140,10 +142,14 @@ imagenet = ("run", "all", *SMOKE, "--dataset", "imagenet")
 add(imagenet, "'imagenet' serves no experiment", "digits, photos")
 add(("run", "mbs", *QUICK, "--dataset", "flowers102"), "flowers102", "$REPRO_DATA", "closed")
 add(("data", "CIFAR10"), "unknown dataset", "cifar10")
+own = ("run", "dualbatch/table5", "--profile", "paper", "--device", "cpu")
+add(own, "cifar100", "--data-stand-in goes on")
 
 # Folders of data. (What lies in {root} is made below.)
-for folder in ("missing", "file", "fifo", "loop", "dangling"):
+for folder in ("missing", "file", "fifo", "loop", "dangling", "file/below", "n" * 300):
     add((*FIGURE, "--data", f"{{root}}/{folder}"), folder)
+    add(FIGURE, f"{folder}' of $REPRO_DATA cannot be read", REPRO_DATA=f"{{root}}/{folder}")
+add(FIGURE, "~nobody", "of $REPRO_DATA cannot be read", REPRO_DATA="~nobody-of-that-name/data")
 for command in (("verify", "mbs"), ("notebooks",), ("doctor",)):
     add((*command, "--data", "{root}/missing"), "missing")
 

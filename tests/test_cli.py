@@ -36,7 +36,7 @@ def run(monkeypatch, capsys, tmp_path):
 @pytest.fixture
 def reproduced(smoke, results_folder) -> Path:
     """A results folder of this test's own that holds the smoke reproduction."""
-    shutil.copytree(smoke.folder, results_folder)
+    shutil.copytree(smoke, results_folder)
     return results_folder
 
 

@@ -296,7 +296,7 @@ class TestSession:
         from repro.experiments.session import Session
 
         target = results_folder / "reference" / "cpu-2-cores" / "smoke"
-        shutil.copytree(smoke.store.folder, target)
+        shutil.copytree(smoke / "local" / "smoke", target)
         before = sorted(results_folder.rglob("*"))
         session = Session("mbs")
         assert shown == []

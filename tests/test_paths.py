@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from commands import command_line
 
 from repro import datasets, paths
 from repro.datasets import CorruptDatasetError, DatasetError
 from repro.experiments import UsageError
-from repro.experiments import run as running
 from repro.measure.files import cache_folder
 
 # What a data folder may be that is none.
@@ -29,22 +27,7 @@ def cwd(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command in this process where nothing may run."""
-    monkeypatch.setattr(running, "execute", None)
-    return command_line(monkeypatch, capsys)
-
-
 class TestDataFolders:
-    @pytest.mark.parametrize("given", NO_FOLDERS, ids=lambda given: given[:12])
-    def test_one_line_before_anything_runs(self, cwd, run, monkeypatch, given):
-        """By a variable; test_bad_input gives them as an option of each command."""
-        monkeypatch.setenv("REPRO_DATA", given)
-        code, out, err = run("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu")
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert f"{given!r} of $REPRO_DATA " in err and "cannot be read" in err
-
     def test_in_a_notebook_and_as_a_library(self, cwd, monkeypatch):
         from repro.experiments.session import Session
 

@@ -1,6 +1,6 @@
 """Which memory captured steps share, with a stand-in for CUDA's graphs."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -33,16 +33,12 @@ def graphs(monkeypatch):
         graph.given = pool
         yield
 
-    @contextmanager
-    def entered(stream):
-        yield
-
     stream = SimpleNamespace(wait_stream=lambda other: None)
     monkeypatch.setattr(Graph, "made", 0)
     for name, value in {
         "CUDAGraph": Graph,
         "graph": graph,
-        "stream": entered,
+        "stream": nullcontext,
         "Stream": lambda *_: stream,
         "current_stream": lambda *_: stream,
         "get_rng_state": lambda *_: torch.get_rng_state(),

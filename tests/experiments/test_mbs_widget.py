@@ -1,4 +1,4 @@
-"""Planning a mini-batch from the measured models, against a simulation sample by sample."""
+"""Planning a mini-batch from the measured models, against a simulation."""
 
 import math
 
@@ -24,16 +24,11 @@ def size_record(make_record, fixed, each, step_s, sample_s):
 
 
 def simulate(fixed, each, step_s, sample_s, limit, mini_batch):
-    """Fill micro-batches sample by sample as long as they fit; return sizes and seconds."""
-    if fixed + each > limit:
+    """Fill micro-batches with as many samples as fit; return sizes and seconds."""
+    largest = max((n for n in range(mini_batch + 1) if fixed + each * n <= limit), default=0)
+    if not largest:
         return [], math.nan
-    largest = 0
-    while largest < mini_batch and fixed + each * (largest + 1) <= limit:
-        largest += 1
-    sizes, left = [], mini_batch
-    while left:
-        sizes.append(min(left, largest))
-        left -= sizes[-1]
+    sizes = [min(largest, mini_batch - first) for first in range(0, mini_batch, largest)]
     return sizes, sum(step_s + sample_s * n for n in sizes)
 
 

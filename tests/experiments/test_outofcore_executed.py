@@ -13,10 +13,11 @@ from repro.experiments.outofcore import building, measuring, runs
 from repro.experiments.outofcore.building import limit_bytes, published_times, trace_at
 from repro.experiments.outofcore.fitting import best_fit, can_train, chunked, fit, largest_budget
 from repro.experiments.outofcore.runs import PIX2PIXHD, RESNET
-from repro.measure import MemoryMeter, accelerator, machine
+from repro.measure import MemoryMeter, accelerator
 from repro.measure.accelerator import HostMemoryError
 from repro.outofcore import Function, Trace, plan_swaps, record
 
+pytestmark = pytest.mark.usefixtures("memory_is_not_kept")
 SMOKE = runs.MODELS["smoke"]
 SMALL = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [8, 8]}
 _TOY = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [12, 12]}
@@ -24,14 +25,6 @@ _MEASURED = _TOY | {
     "role": RESNET, "warmup": 3, "repeats": 2, "threads": 1, "base_batch": 8,
     "limit_between": [8, 16],
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def memory_is_not_kept():
-    with pytest.MonkeyPatch.context() as patch:
-        # It would hold for the whole process, and so for all tests that follow.
-        patch.setattr(machine, "keep_freed_memory", lambda: None)
-        yield
 
 
 class TestMeasured:

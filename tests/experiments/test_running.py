@@ -308,17 +308,6 @@ class TestChoice:
         monkeypatch.setenv(arguments.STAND_IN, "0")
         assert arguments.choose_datasets(load_paper("mbs"), "paper")["segmentation"] == "carvana"
 
-    def test_what_lacks_is_named_with_the_way_on(self, present, tmp_path, monkeypatch):
-        present("cifar100")
-        monkeypatch.setenv("REPRO_DATA", str(tmp_path))
-        monkeypatch.setattr(
-            "urllib.request.urlopen", lambda *a, **k: (_ for _ in ()).throw(OSError)
-        )
-        paper = load_paper("dualbatch")
-        named = [(paper, [paper.artefacts["table5"]])]
-        with pytest.raises(UsageError, match=r"(?s)cifar100.*--data-stand-in goes on"):
-            running.compute(named, Setting("paper", "cpu"))
-
 
 class TestArguments:
     @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from repro.experiments.design import LONG, SEEDS, paper_toml
 from repro.experiments.query import Results, find_source, results_of
 from repro.experiments.together import accuracy, limit, measuring, methods, runs, training
 from repro.experiments.together.runs import CIFAR
-from repro.measure import machine
 
+pytestmark = pytest.mark.usefixtures("memory_is_not_kept")
 PAPER, CHOSEN = load_paper("together"), {CIFAR: "cifar10"}
 _TOY = {"fits": 4, "multiples": [1, 4], "warmup": 0, "repeats": 2, "threads": 1}
 RESNET = _TOY | {
@@ -24,13 +24,6 @@ RESNET = _TOY | {
 }  # fmt: skip
 WORDS = {"name": "transformer", "vocabulary": 16, "length": 8, "width": 8, "heads": 2, "layers": 3}
 TRANSFORMER = _TOY | {"network": "Transformer", "model": WORDS}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def memory_is_not_kept():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "keep_freed_memory", lambda: None)
-        yield
 
 
 def measured(config, mode):

@@ -75,16 +75,16 @@ def test_under_long_what_shares_its_measurements_stays_in_one_process(tmp_path):
 def test_nothing_is_begun_after_the_time(tmp_path):
     runs, store = [Run("learn", {"x": x}) for x in (0, 1)], RecordStore(tmp_path)
 
-    def execute_until(seconds: float | None) -> running.Tally:
-        until = None if seconds is None else time.monotonic() + seconds
+    def execute_until(until: float | None) -> running.Tally:
         setting = Setting("smoke", "cpu", seeds=(0,), until=until)
         return running.execute(PAPER, runs, setting, store, lambda line: None)
 
-    tally = execute_until(-1)
+    tally = execute_until(time.monotonic() - 1)
     assert tally == replace(running.Tally(), left=2)
     assert "2 left: the same command goes on" in str(tally)
-    assert execute_until(60) == replace(running.Tally(), done=2)
-    assert execute_until(None) == replace(running.Tally(), stood=2)
+    assert ending(2.5) - time.monotonic() == pytest.approx(2.5 * 3600, abs=5)
+    assert execute_until(ending(2.5)) == replace(running.Tally(), done=2)
+    assert execute_until(ending(None)) == replace(running.Tally(), stood=2)
 
 
 def test_no_run_begins_that_would_end_late_by_what_is_expected_or_by_the_longest(monkeypatch):
@@ -179,14 +179,6 @@ def alive(process: int) -> bool:
         return text.rpartition(")")[2].split()[0] != "Z"  # dead, and nobody has asked
     except FileNotFoundError:
         return False
-
-
-def test_the_hours_until_nothing_more_begins():
-    assert ending(2.5) - time.monotonic() == pytest.approx(2.5 * 3600, abs=5)
-    assert ending(None) is None
-    for hours in (0, -1, float("nan")):
-        with pytest.raises(UsageError, match="--hours"):
-            ending(hours)
 
 
 def test_arguments_and_variables_go_there_and_the_result_comes_back():
