@@ -11,10 +11,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-if TYPE_CHECKING:
-    from repro.records import Record
+from typing import Any, NamedTuple, TypeVar
 
 Found = TypeVar("Found")
 
@@ -67,13 +64,6 @@ class BySeed(list[float]):
                 f"a cell has several trainings of one seed ({', '.join(map(str, self.seeds))}): "
                 "their settings, such as of --set, make several cells one"
             )
-
-    @classmethod
-    def of(
-        cls, records: Iterable["Record"], read: Callable[["Record"], float], look: Any = ()
-    ) -> "BySeed":
-        """Read a value of every record; see `query.Results.cell`."""
-        return cls(map(read, records), (record.seed for record in records), look)
 
     def logs(self) -> "BySeed":
         """Return the logarithms."""

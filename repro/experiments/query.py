@@ -116,7 +116,7 @@ class Results:
         if isinstance(look, Mapping):
             config = records[0].config
             look = look.get(config.get("task") or config.get("role"), ())
-        return BySeed.of(records, read, look)
+        return BySeed(map(read, records), (record.seed for record in records), look)
 
     def measured(self, experiment: str, several: bool = False, **config: Any) -> Record:
         """Return a measurement, of several processes as one record; see `of_processes`.

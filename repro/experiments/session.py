@@ -183,8 +183,7 @@ def _show(artefact: Artefact, results: Results, where: str = "", drawn: bool = T
 def _counted(judged: Sequence[dict[str, Any]]) -> str:
     """Say how many claims of the paper's, and questions of our own, were judged."""
     own = sum(row["own"] for row in judged)
-    counts = {"claims": len(judged) - own, "questions of our own": own}
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    return view.in_words({"claims": len(judged) - own, "questions of our own": own})
 
 
 def show_figure(figure: Figure, alt: str) -> None:

@@ -4,10 +4,10 @@
 true of the records that are shown.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +41,8 @@ def effect(
     """
     if gap.log == (kind == "accuracy"):
         raise ValueError(f"{label!r} is {'a' if gap.log else 'no'} ratio")
-    numbers = [gap.mean, *gap.interval()]
-    if gap.log:
-        numbers = [math.exp(-number if inverse else number) for number in numbers]
-    value, *ends = numbers
-    interval = None if math.isnan(ends[0]) else (min(ends), max(ends))
-    return label, 1 / paper if paper and inverse else paper, value, interval
+    drawn = (replace(gap, mean=-gap.mean) if inverse else gap).drawn()
+    return label, 1 / paper if paper and inverse else paper, *drawn
 
 
 def story_of(paper: Paper) -> Any:
