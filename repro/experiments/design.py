@@ -459,10 +459,10 @@ class Paper:
             timed = (*row.get("timed", ()), *content.get("timed", ()))  # of all experiments
             modules = {at: f"{here}.{row[at]}" for at in ("entry", "derive") if at in row}
             experiments[name] = Experiment(**{**row, **modules, "name": name, "timed": timed})
-        questions = {
-            name: f"{here}.{row['question']}" for name, row in content["artefacts"].items()
-        }
+        artefacts = _Artefacts(
+            {name: f"{here}.{row['question']}" for name, row in content["artefacts"].items()}
+        )
         datasets = content.get("datasets", {profile: {} for profile in COMPUTING_PROFILES})
-        texts = [content[name] for name in ("title", "citation", "notebook")]
+        title, citation, notebook = (content[name] for name in ("title", "citation", "notebook"))
         options = content.get("options", {})
-        return cls(key, *texts, experiments, _Artefacts(questions), datasets, options)
+        return cls(key, title, citation, notebook, experiments, artefacts, datasets, options)
