@@ -20,9 +20,9 @@ _ATTRIBUTES = ("tuned", "untuned_calls", "geometry")
 
 
 def compute_dtype(input: torch.Tensor) -> torch.dtype:
-    """The data type of a convolution of `input`, under autocast if enabled."""
+    """The data type in which a convolution takes `input`: autocast casts floats up to 32 bits."""
     kind = input.device.type
-    if torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
+    if torch.is_autocast_enabled(kind) and input.is_floating_point() and input.itemsize <= 4:
         return torch.get_autocast_dtype(kind)
     return input.dtype
 
@@ -117,9 +117,7 @@ def _layer(
     conv = layer["forward"].kernel.conv
     shapes = conv.input_shape(len(input)), conv.weight_shape, (conv.out_channels,)
     alike = all(t.shape == shape for t, shape in zip(given, shapes, strict=False))
-    autocast = torch.is_autocast_enabled(input.device.type)
-    same_type = autocast or all(tensor.dtype == input.dtype for tensor in given)
-    return layer if alike and same_type else None
+    return layer if alike and len({*map(compute_dtype, given)}) == 1 else None
 
 
 def is_plain(*tensors: Any) -> bool:

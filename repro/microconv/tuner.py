@@ -23,7 +23,7 @@ from repro.microconv.optimize import (
     pareto_front,
 )
 from repro.microconv.results import KernelReport, TuningReport, WorkspaceLimitError
-from repro.microconv.sampling import Call, Untunable, check_model, training_step, undisturbed
+from repro.microconv.sampling import Call, check_model, training_step, undisturbed
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of
 
 _ROUNDS = 4
@@ -45,32 +45,27 @@ def untune(model: nn.Module) -> nn.Module:
 class Tuner:
     """One call of `tune`; `report` has the mode, policy and limit, and is filled in."""
 
-    def __init__(self, report: TuningReport, bench: Bench, min_gain: float) -> None:
+    def __init__(
+        self, report: TuningReport, bench: Bench, min_gain: float, others: dict[str, int]
+    ) -> None:
         self.report, self.bench, self.min_gain = report, bench, min_gain
+        self.others = others  # bytes of convolutions that cannot be divided; none if not strict
         self.measured: dict[_Key, dict[int, list[Candidate]]] = {}
         self.unfit: set[_Key] = set()
         self.failed: set[tuple[_Key, str]] = set()
         self.own_divided: set[_Key] = set()  # torch's own may be divided, for lack of others
         self.spare = 0  # bytes that WD has assigned to no kernel
-        self.others: dict[str, int] = {}  # bytes of convolutions that cannot be divided
 
     def tune(
         self,
         model: nn.Module,
         calls: Sequence[Call],
-        others: Sequence[Untunable],
         sample: Any,
         training: bool,
     ) -> None:
-        """Tune all calls and install the result in their modules; the limit includes the others."""
+        """Tune all calls and install the result in their modules."""
         report = self.report
         tasks = [(call.name, (kernel, call.batch)) for call in calls for kernel in call.kernels()]
-        if report.strict:
-            with undisturbed(model, sample):
-                for other in others:
-                    for pass_, taken in other.temporary_bytes(training).items():
-                        name = f"{other.name} {pass_}"
-                        self.others[name] = max(taken, self.others.get(name, 0))
         for kernel, batch in dict.fromkeys(key for _, key in tasks):  # step 1 of WR
             sizes = micro_batch_sizes(batch, report.policy)
             ways = self.bench.candidates(kernel, batch, sizes, report.limit_bytes)

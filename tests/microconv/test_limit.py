@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -180,6 +181,20 @@ def test_other_convolutions_are_left_reported_and_held_to_the_limit(layer, shape
     report = tune(model, x, refused.value.least_bytes, cache=None)
     assert type(model[0]) is type(layer) and not report.kernels
     assert f"it is a {type(layer).__name__}; " in report.skipped["0"]
+
+
+def test_other_convolutions_count_as_they_are_called():
+    class Half(nn.Sequential):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x)
+
+    layers, needs = (nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 8, 3)), []
+    for kind, context in ((Half, nullcontext), (nn.Sequential, nullcontext), (Half, torch.no_grad)):
+        with context(), pytest.raises(WorkspaceLimitError) as refused:
+            tune(kind(*layers), images(), 0, cache=None)
+        needs.append([refused.value.kernels[f"1 {name}"] for name in ("forward", "backward")])
+    assert needs[0] == needs[2] != needs[1]
 
 
 @pytest.mark.parametrize("bad", [(), ("2",), ("0", "2"), ("0", "2", "4")])

@@ -296,6 +296,9 @@ def test_sixteen_bits(dtype, autocast):
     assert model[0].untuned_calls == 0
     if autocast:  # without it, the calls are of another data type
         assert relative_error(model(x), reference(x)) == 0 and model[0].untuned_calls == 1
+        for other in (x.byte(), x.to(torch.complex64)):  # which autocast leaves, and torch refuses
+            with torch.autocast("cpu", dtype), pytest.raises(RuntimeError):
+                model(other)
 
 
 def test_a_model_is_tried_as_it_is_called(monkeypatch):
