@@ -143,9 +143,6 @@ def _untraced() -> Iterator[None]:
     """Pause ``torch.jit.trace``, which makes the sizes of tensors tensors."""
     tracer: Any = torch._C
     state = tracer._get_tracing_state()
-    if state is None:
-        yield
-        return
     tracer._set_tracing_state(None)
     try:
         yield

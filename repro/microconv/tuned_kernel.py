@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from repro.measure import accelerator
 from repro.microconv import backends
-from repro.microconv.cudnn import deterministic
 from repro.microconv.kernels import FORMATS, KINDS, Convolution, Kernel
 from repro.microconv.optimize import Candidate, Division, pareto_front
 from repro.microconv.torch_backend import native
@@ -143,10 +142,8 @@ class TunedKernel:
             and str(first.device) == str(second.device) == kernel.device
         )
         parts = self.parts(batch) if matches else None
-        if parts is not None and deterministic():
-            allowed = all(backends.permitted(name, kernel) for _, name in parts)
-            parts = parts if allowed else None
-        if parts is None or parts == [(batch, backends.NATIVE)]:
+        allowed = all(backends.permitted(name, kernel) for _, name in parts or ())
+        if not (parts and allowed) or parts == [(batch, backends.NATIVE)]:
             return native(kernel, first, second, bias, like)
         shape, layout = kernel.shapes(batch)[2], FORMATS[kernel.layout]
         out = torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=layout)

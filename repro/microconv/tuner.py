@@ -56,13 +56,7 @@ class Tuner:
         self.own_divided: set[_Key] = set()  # torch's own may be divided, for lack of others
         self.spare = 0  # bytes that WD has assigned to no kernel
 
-    def tune(
-        self,
-        model: nn.Module,
-        calls: Sequence[Call],
-        sample: Any,
-        training: bool,
-    ) -> None:
+    def tune(self, model: nn.Module, calls: Sequence[Call], sample: Any, training: bool) -> None:
         """Tune all calls and install the result in their modules."""
         report = self.report
         tasks = [(call.name, (kernel, call.batch)) for call in calls for kernel in call.kernels()]
@@ -72,17 +66,11 @@ class Tuner:
             self.measured[kernel, batch] = ways
         # Under WD the workspace of a division that fails its trial is reassigned by solving again.
         for _ in range(_ROUNDS if report.mode == "WD" else 1):
+            known = len(self.failed)
             divisions = self._wr(tasks) if report.mode == "WR" else self._wd(tasks)
-            pairs = list(zip(tasks, divisions, strict=True))
-            chosen = [self._try(*task, division) for task, division in pairs]
-            failed = {
-                (key, str(division))
-                for ((_, key), division), entry in zip(pairs, chosen, strict=True)
-                if division is not None and entry.division is None
-            }
-            if failed <= self.failed:
+            chosen = [self._try(*pair) for pair in zip(tasks, divisions, strict=True)]
+            if len(self.failed) == known:
                 break
-            self.failed |= failed
         remaining = iter(chosen)
         layers = [[next(remaining) for _ in call.kinds] for call in calls]
         made = self._make(calls, layers)  # before the model is changed: memory may run out
@@ -195,9 +183,10 @@ class Tuner:
     def _native(self, key: _Key) -> Candidate:
         return next(w for w in self.measured[key][key[1]] if w.algorithm == backends.NATIVE)
 
-    def _try(self, layer: str, key: _Key, division: Division | None) -> KernelReport:
+    def _try(self, task: _Task, division: Division | None) -> KernelReport:
         """Keep a division that beats torch's own in a trial, or that the limit requires."""
-        kernel, batch = key
+        layer, (kernel, batch) = task
+        key = kernel, batch
         native = self._native(key)
         left = KernelReport(
             layer, kernel, batch, None, native.time_s, native.time_s, native.workspace_bytes, 0.0
@@ -206,16 +195,16 @@ class Tuner:
             return left
         needed = self._needed(key, division)
         most = 1 - self.min_gain  # of torch's own time
-        if not needed and division.time_s > most * native.time_s:
-            return left
-        trial = self.bench.compare(kernel, batch, division.parts)
-        time_s, native_s = trial.medians_s
-        if not needed and trial.ratio > most:
-            return replace(left, time_s=native_s, native_s=native_s)
-        error = max(backends.stated_error(name, kernel) for _, name in division.parts)
-        return replace(
-            left, division=division, time_s=time_s, native_s=native_s, error=error, needed=needed
-        )
+        if needed or division.time_s <= most * native.time_s:
+            trial = self.bench.compare(kernel, batch, division.parts)
+            time_s, native_s = trial.medians_s
+            if needed or trial.ratio <= most:
+                error = max(backends.stated_error(name, kernel) for _, name in division.parts)
+                kept = replace(left, division=division, error=error, needed=needed)
+                return replace(kept, time_s=time_s, native_s=native_s)
+            left = replace(left, time_s=native_s, native_s=native_s)
+        self.failed.add((key, str(division)))
+        return left
 
     def _paying(
         self,

@@ -94,6 +94,9 @@ def test_a_file_outlives_its_cache(path, tmp_path, monkeypatch):
     again = BenchmarkCache(path)
     assert again.times("a", 4) == {"torch:im2col": [0.25]}
     assert again.listing("a", 4) == [("torch:im2col", 512)]
+    path.unlink()
+    store.store_times("b", 4, {})  # begins anew
+    assert again.times("a", 4) == {} and again.listing("a", 4) is None
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     BenchmarkCache("~/here.sqlite")
     assert (tmp_path / "home" / "here.sqlite").is_file()
