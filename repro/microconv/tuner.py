@@ -127,10 +127,10 @@ class Tuner:
             self.own_divided.update(fronts)
             every = {key: self._within(key, self.measured[key]) for key in fronts}
             tries.append({key: [whole[key], *fronts[key], *every[key]] for key in fronts})
-        for options in tries:
+        for options in tries if limit >= 0 else ():
             with suppress(ValueError):
                 choices = {index: options[key] for index, (_, key) in enumerate(tasks)}
-                shares = assign_workspaces(choices, max(0, limit))
+                shares = assign_workspaces(choices, limit)
                 self.spare = limit - sum(d.workspace_bytes for d in shares.values())
                 return [shares[index] if shares[index].parts else None for index in choices]
         raise self._refusal(tasks)

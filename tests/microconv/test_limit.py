@@ -176,11 +176,14 @@ def test_a_layer_of_two_shapes_is_refused_with_both(mode):
 )
 def test_other_convolutions_are_left_reported_and_held_to_the_limit(layer, shape):
     model, x = nn.Sequential(layer), torch.randn(shape)
-    with pytest.raises(WorkspaceLimitError, match=r"0 (forward|backward) needs ") as refused:
-        tune(model, x, 0, cache=None)
-    report = tune(model, x, refused.value.least_bytes, cache=None)
-    assert type(model[0]) is type(layer) and not report.kernels
-    assert f"it is a {type(layer).__name__}; " in report.skipped["0"]
+    for mode, together in (("WR", max), ("WD", sum)):
+        options = {"mode": mode, "cache": None}
+        with pytest.raises(WorkspaceLimitError, match=r"0 (forward|backward) needs ") as refused:
+            tune(model, x, 0, **options)
+        assert refused.value.least_bytes == together(refused.value.kernels.values())
+        report = tune(model, x, refused.value.least_bytes, **options)
+        assert type(model[0]) is type(layer) and not report.kernels
+        assert f"it is a {type(layer).__name__}; " in report.skipped["0"]
 
 
 def test_other_convolutions_count_as_they_are_called():
