@@ -1,8 +1,6 @@
 """A convolution that runs its division: an ``nn.Conv2d`` after `tune`."""
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -88,8 +86,13 @@ class _Forward:
             or forward_ad._current_level >= 0
             or torch.onnx.is_in_onnx_export()
         ):
-            with _untraced():
+            tracer: Any = torch._C  # of torch.jit.trace, which would make sizes tensors
+            state = tracer._get_tracing_state()
+            tracer._set_tracing_state(None)
+            try:
                 layer = _layer(module, input, weight, bias)
+            finally:
+                tracer._set_tracing_state(state)
             module.untuned_calls += layer is None
         if layer is None:
             result: torch.Tensor = type(module)._conv_forward(module, input, weight, bias)
@@ -136,18 +139,6 @@ def is_replaced(module: nn.Conv2d) -> bool:
     own = vars(module).get("_conv_forward")
     patched = "forward" in vars(module) or not (own is None or isinstance(own, _Forward))
     return patched or type(module)._conv_forward is not _OWN
-
-
-@contextmanager
-def _untraced() -> Iterator[None]:
-    """Pause ``torch.jit.trace``, which makes the sizes of tensors tensors."""
-    tracer: Any = torch._C
-    state = tracer._get_tracing_state()
-    tracer._set_tracing_state(None)
-    try:
-        yield
-    finally:
-        tracer._set_tracing_state(state)
 
 
 def geometry_of(module: nn.Conv2d) -> tuple[Any, ...]:

@@ -52,7 +52,9 @@ class Workspace:
         """Reserve a segment for the kernels queued inside the block."""
         with self._lock:
             buffer = self.allocate()
-            if accelerator.is_accelerator(buffer.device) and not _capturing(buffer.device):
+            at = accelerator.is_accelerator(buffer.device) and accelerator.module(buffer.device)
+            # Nobody waits while work is captured into a graph, such as a CUDA graph.
+            if at and not getattr(at, "is_current_stream_capturing", bool)():
                 stream = accelerator.current_stream(buffer.device)
                 if self._stream != stream:
                     if self._stream is not None:
@@ -60,12 +62,6 @@ class Workspace:
                     accelerator.record_stream(buffer, stream)
                 self._stream = stream
             yield buffer[offset : offset + size]
-
-
-def _capturing(device: torch.device) -> bool:
-    """Whether work is captured into a graph, such as a CUDA graph."""
-    asked = getattr(accelerator.module(device), "is_current_stream_capturing", None)
-    return asked is not None and asked()
 
 
 @dataclass

@@ -10,6 +10,7 @@ import random
 import threading
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -815,25 +816,18 @@ def test_two_threads_run_one_model_at_once(algorithms):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 4, 3, padding=1))
     reference, _ = divided(model, algorithms=algorithms)
-    problems, barrier = [], threading.Barrier(2)
+    barrier = threading.Barrier(2)
 
     def work(seed):
-        try:
-            torch.set_num_threads(1)
-            x = images(BATCH - seed, seed=seed)
-            expected = loss_and_gradients(reference, x)
-            barrier.wait(timeout=10)
-            for _ in range(10):
-                assert_close(loss_and_gradients(model, x), expected, 1e-4)
-        except BaseException as error:
-            problems.append(error)
+        torch.set_num_threads(1)
+        x = images(BATCH - seed, seed=seed)
+        expected = loss_and_gradients(reference, x)
+        barrier.wait(timeout=10)
+        for _ in range(10):
+            assert_close(loss_and_gradients(model, x), expected, 1e-4)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert not problems and not any(thread.is_alive() for thread in threads)
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(work, range(2), timeout=30)) == [None, None]
     assert model[0].untuned_calls == 0
 
 
