@@ -26,6 +26,7 @@ _TRIAL_ROUNDS = 5
 _MODEL_ROUNDS = 7  # for a whole model; five are enough if they agree
 
 _FORMS = ("divided", "native")  # of a kernel, or of a whole model
+Needs = Mapping[int, Mapping[str, int]]  # bytes of workspace, by micro-batch size and name
 Samples = dict[str, list[float]]  # seconds, by name of an algorithm
 
 
@@ -150,9 +151,7 @@ class Bench:
         asked = self.algorithms
         return asked is None or name in asked or name.partition(":")[0] in asked
 
-    def _time_at_once(
-        self, kernel: Kernel, batch: int, missing: Mapping[int, Mapping[str, int]]
-    ) -> dict[int, Samples]:
+    def _time_at_once(self, kernel: Kernel, batch: int, missing: Needs) -> dict[int, Samples]:
         """Run `_time` with the sizes shared out among the devices, each in its own thread."""
         wanted = {b: needs for b, needs in missing.items() if needs}
         if len(self.devices) < 2:
@@ -163,21 +162,15 @@ class Bench:
             min(shares.values(), key=lambda share: sum(work[b] for b in share)).append(b)
         # Process-wide settings are set here once, so that the first thread to end keeps them.
         with precision(kernel), _undisturbed(kernel.device), ThreadPoolExecutor() as pool:
-            parts = [
-                pool.submit(
-                    self._time,
-                    replace(kernel, device=device),
-                    batch,
-                    {b: wanted[b] for b in sorted(sizes)},
-                )
+            calls = [
+                (replace(kernel, device=device), batch, {b: wanted[b] for b in sorted(sizes)})
                 for device, sizes in shares.items()
                 if sizes
             ]
-            return {b: times for part in parts for b, times in part.result().items()}
+            parts = pool.map(lambda call: self._time(*call), calls)
+            return {b: times for part in parts for b, times in part.items()}
 
-    def _time(
-        self, kernel: Kernel, batch: int, wanted: Mapping[int, Mapping[str, int]]
-    ) -> dict[int, Samples]:
+    def _time(self, kernel: Kernel, batch: int, wanted: Needs) -> dict[int, Samples]:
         """Time algorithms of several micro-batch sizes in turns, so that slow spells affect all.
 
         `wanted` has their workspace by size and name. An algorithm that fails to run gets no

@@ -118,11 +118,7 @@ class TunedKernel:
         return False
 
     def run(
-        self,
-        first: Tensor,
-        second: Tensor,
-        bias: Tensor | None = None,
-        like: Tensor | None = None,
+        self, first: Tensor, second: Tensor, bias: Tensor | None = None, like: Tensor | None = None
     ) -> Tensor:
         """Compute the kernel for a mini-batch of any size into a new tensor; see `native`.
 

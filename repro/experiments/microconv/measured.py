@@ -77,11 +77,9 @@ def front(entry: Entry, limit_mib: float | None = None, policy: str = "all") -> 
     """A kernel's desirable divisions within a limit, the fastest last; none where nothing fits."""
     from repro.microconv import Candidate, micro_batch_sizes, pareto_front
 
-    sizes = {str(size) for size in micro_batch_sizes(entry["batch"], policy)}
     found: dict[int, list[Candidate]] = {
-        int(size): [Candidate(*one) for one in ways]
-        for size, ways in entry["candidates"].items()
-        if size in sizes
+        size: [Candidate(*one) for one in entry["candidates"].get(str(size), [])]
+        for size in micro_batch_sizes(entry["batch"], policy)
     }
     limit = None if limit_mib is None else int(limit_mib * MIB)
     try:
