@@ -110,12 +110,10 @@ def _layer(
 ) -> TunedLayer | None:
     """The kernels for a call, None if torch should compute it or raise an error."""
     given = [tensor for tensor in (input, weight, bias) if tensor is not None]
-    if not is_plain(*given) or input.dim() != 4 or not len(input):
+    changed = module.geometry != geometry_of(module) or type(module)._conv_forward is not _OWN
+    if changed or not is_plain(*given) or input.dim() != 4 or not len(input):
         return None
-    if module.geometry != geometry_of(module) or type(module)._conv_forward is not _OWN:
-        return None
-    layer = module.tuned.get(signature(input, weight))
-    if layer is None:
+    if (layer := module.tuned.get(signature(input, weight))) is None:
         return None
     conv = layer["forward"].kernel.conv
     shapes = conv.input_shape(len(input)), conv.weight_shape, (conv.out_channels,)

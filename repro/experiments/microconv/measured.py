@@ -54,12 +54,10 @@ def tunings(results: Results, *policies: str) -> list[Record]:
         layers = {record.config["layer"]: record for record in records}
         if set(LAYERS) <= layers.keys():
             first, *others = (layers[name] for name in LAYERS)
-            metrics = dict(first.metrics)
-            for name in ("benchmark_s", "optimise_s", "measured", "kernels"):
-                for other in others:
-                    metrics[name] = metrics[name] + other.metrics[name]
+            names = ("benchmark_s", "optimise_s", "measured", "kernels")
+            sums = {n: sum((o.metrics[n] for o in others), first.metrics[n]) for n in names}
             config = {k: v for k, v in first.config.items() if k not in ("layer", "kinds")}
-            return [replace(first, config=config, metrics=metrics)]
+            return [replace(first, config=config, metrics={**first.metrics, **sums})]
     return []
 
 
