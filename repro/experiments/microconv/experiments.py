@@ -74,8 +74,7 @@ def network_kernels(config: Config, device: str) -> list[Named]:
     order = {layer: n for n, layer in enumerate(dict.fromkeys(k[0] for k in kernels), 1)}
     named = [(f"conv{order[layer]}", kernel, batch) for layer, kernel, batch in kernels]
     if config.get("layer"):
-        wanted, kinds = config["layer"], config["kinds"]
-        named = [entry for entry in named if entry[0] == wanted and entry[1].kind in kinds]
+        named = [k for k in named if k[0] == config["layer"] and k[1].kind in config["kinds"]]
     return named
 
 
