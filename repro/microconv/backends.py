@@ -59,7 +59,7 @@ def listing(kernel: Kernel, b: int) -> list[tuple[str, int]]:
         for backend in BACKENDS.values()
         if backend.missing(kernel.device) is None
         for name, size in backend.algorithms(kernel, b)
-        if not deterministic() or permitted(f"{backend.name}:{name}", kernel)
+        if permitted(f"{backend.name}:{name}", kernel)
     ]
 
 
@@ -117,7 +117,8 @@ def run(algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -
 def permitted(algorithm: str, kernel: Kernel) -> bool:
     """Whether an algorithm is permitted by torch's setting for deterministic algorithms."""
     backend, bare_name = find(algorithm)
-    return not isinstance(backend, CuDNNBackend) or (kernel.kind, bare_name) not in NONDETERMINISTIC
+    varies = isinstance(backend, CuDNNBackend) and (kernel.kind, bare_name) in NONDETERMINISTIC
+    return not (varies and deterministic())
 
 
 def run_division(

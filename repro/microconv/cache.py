@@ -91,8 +91,9 @@ class BenchmarkCache:
         if self.path is None:
             self._memory = sqlite3.connect(":memory:", check_same_thread=False)
             weakref.finalize(self, self._memory.close)
+            self._memory.executescript(_SCHEMA)
         with self._open() as connection:
-            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")  # it can be written
+            connection.execute("BEGIN IMMEDIATE")  # it can be written
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -109,6 +110,7 @@ class BenchmarkCache:
                 # Another process may hold the file for a while; each call opens it anew, which is
                 # also safe across a fork.
                 connection = sqlite3.connect(str(self.path), timeout=60)
+                connection.executescript(_SCHEMA)  # the file may be new, or have been deleted
                 with connection:
                     yield connection
             except (OSError, sqlite3.Error, ValueError, TypeError) as error:  # or a row's contents

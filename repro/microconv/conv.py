@@ -1,8 +1,6 @@
 """A convolution that runs its division: an ``nn.Conv2d`` after `tune`."""
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -20,9 +18,9 @@ _ATTRIBUTES = ("tuned", "untuned_calls", "geometry")
 
 
 def compute_dtype(input: torch.Tensor) -> torch.dtype:
-    """The data type of a convolution of `input`, under autocast if enabled."""
+    """The data type in which a convolution takes `input`: autocast casts floats up to 32 bits."""
     kind = input.device.type
-    if torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
+    if torch.is_autocast_enabled(kind) and input.is_floating_point() and input.itemsize <= 4:
         return torch.get_autocast_dtype(kind)
     return input.dtype
 
@@ -88,8 +86,13 @@ class _Forward:
             or forward_ad._current_level >= 0
             or torch.onnx.is_in_onnx_export()
         ):
-            with _untraced():
+            tracer: Any = torch._C  # of torch.jit.trace, which would make sizes tensors
+            state = tracer._get_tracing_state()
+            tracer._set_tracing_state(None)
+            try:
                 layer = _layer(module, input, weight, bias)
+            finally:
+                tracer._set_tracing_state(state)
             module.untuned_calls += layer is None
         if layer is None:
             result: torch.Tensor = type(module)._conv_forward(module, input, weight, bias)
@@ -107,19 +110,15 @@ def _layer(
 ) -> TunedLayer | None:
     """The kernels for a call, None if torch should compute it or raise an error."""
     given = [tensor for tensor in (input, weight, bias) if tensor is not None]
-    if not is_plain(*given) or input.dim() != 4 or not len(input):
+    changed = module.geometry != geometry_of(module) or type(module)._conv_forward is not _OWN
+    if changed or not is_plain(*given) or input.dim() != 4 or not len(input):
         return None
-    if module.geometry != geometry_of(module) or type(module)._conv_forward is not _OWN:
-        return None
-    layer = module.tuned.get(signature(input, weight))
-    if layer is None:
+    if (layer := module.tuned.get(signature(input, weight))) is None:
         return None
     conv = layer["forward"].kernel.conv
     shapes = conv.input_shape(len(input)), conv.weight_shape, (conv.out_channels,)
     alike = all(t.shape == shape for t, shape in zip(given, shapes, strict=False))
-    autocast = torch.is_autocast_enabled(input.device.type)
-    same_type = autocast or all(tensor.dtype == input.dtype for tensor in given)
-    return layer if alike and same_type else None
+    return layer if alike and len({*map(compute_dtype, given)}) == 1 else None
 
 
 def is_plain(*tensors: Any) -> bool:
@@ -138,21 +137,6 @@ def is_replaced(module: nn.Conv2d) -> bool:
     own = vars(module).get("_conv_forward")
     patched = "forward" in vars(module) or not (own is None or isinstance(own, _Forward))
     return patched or type(module)._conv_forward is not _OWN
-
-
-@contextmanager
-def _untraced() -> Iterator[None]:
-    """Pause ``torch.jit.trace``, which makes the sizes of tensors tensors."""
-    tracer: Any = torch._C
-    state = tracer._get_tracing_state()
-    if state is None:
-        yield
-        return
-    tracer._set_tracing_state(None)
-    try:
-        yield
-    finally:
-        tracer._set_tracing_state(state)
 
 
 def geometry_of(module: nn.Conv2d) -> tuple[Any, ...]:

@@ -25,6 +25,8 @@ _ROUNDS = (5, 9)
 _TRIAL_ROUNDS = 5
 _MODEL_ROUNDS = 7  # for a whole model; five are enough if they agree
 
+_FORMS = ("divided", "native")  # of a kernel, or of a whole model
+Needs = Mapping[int, Mapping[str, int]]  # bytes of workspace, by micro-batch size and name
 Samples = dict[str, list[float]]  # seconds, by name of an algorithm
 
 
@@ -149,9 +151,7 @@ class Bench:
         asked = self.algorithms
         return asked is None or name in asked or name.partition(":")[0] in asked
 
-    def _time_at_once(
-        self, kernel: Kernel, batch: int, missing: Mapping[int, Mapping[str, int]]
-    ) -> dict[int, Samples]:
+    def _time_at_once(self, kernel: Kernel, batch: int, missing: Needs) -> dict[int, Samples]:
         """Run `_time` with the sizes shared out among the devices, each in its own thread."""
         wanted = {b: needs for b, needs in missing.items() if needs}
         if len(self.devices) < 2:
@@ -162,21 +162,15 @@ class Bench:
             min(shares.values(), key=lambda share: sum(work[b] for b in share)).append(b)
         # Process-wide settings are set here once, so that the first thread to end keeps them.
         with precision(kernel), _undisturbed(kernel.device), ThreadPoolExecutor() as pool:
-            parts = [
-                pool.submit(
-                    self._time,
-                    replace(kernel, device=device),
-                    batch,
-                    {b: wanted[b] for b in sorted(sizes)},
-                )
+            calls = [
+                (replace(kernel, device=device), batch, {b: wanted[b] for b in sorted(sizes)})
                 for device, sizes in shares.items()
                 if sizes
             ]
-            return {b: times for part in parts for b, times in part.result().items()}
+            parts = pool.map(lambda call: self._time(*call), calls)
+            return {b: times for part in parts for b, times in part.items()}
 
-    def _time(
-        self, kernel: Kernel, batch: int, wanted: Mapping[int, Mapping[str, int]]
-    ) -> dict[int, Samples]:
+    def _time(self, kernel: Kernel, batch: int, wanted: Needs) -> dict[int, Samples]:
         """Time algorithms of several micro-batch sizes in turns, so that slow spells affect all.
 
         `wanted` has their workspace by size and name. An algorithm that fails to run gets no
@@ -237,7 +231,6 @@ class Bench:
         Unlike in `candidates`, both allocate the output anew in each call, and all parts run one
         after the other.
         """
-        names = (f"division {list(parts)}", f"native beside {list(parts)}")
 
         def measure() -> Samples:
             first, second, out = kernel.tensors(batch)
@@ -252,7 +245,7 @@ class Bench:
                 backends.run_division(parts, kernel, first, second, made, workspace)
 
             whole = list(parts) == [(batch, backends.NATIVE)]
-            calls = dict(zip(names, (own if whole else divided, own), strict=True))
+            calls = dict(zip(_FORMS, (own if whole else divided, own), strict=True))
             with precision(kernel):
                 timed = time_interleaved(
                     calls, warmup=1, repeats=_TRIAL_ROUNDS, device=kernel.device
@@ -260,20 +253,18 @@ class Bench:
             return {name: list(timing.samples_s) for name, timing in timed.items()}
 
         with _undisturbed(kernel.device):
-            return self._remembered(f"{key_of(kernel)} in turns", batch, names, measure)
+            return self._remembered(f"{key_of(kernel)} as {list(parts)}", measure)
 
-    def _remembered(
-        self, key: str, batch: int, names: tuple[str, str], measure: Callable[[], Samples]
-    ) -> Trial:
+    def _remembered(self, key: str, measure: Callable[[], Samples]) -> Trial:
         """A trial from the cache, else measured and stored."""
-        known: Mapping[str, list[float]] = self.cache.times(key, batch)
-        if all(name in known for name in names):
-            self.cached += len(names)
+        known: Mapping[str, list[float]] = self.cache.times(key, 1)
+        if known:
+            self.cached += len(_FORMS)
         else:
-            self.measured += len(names)
+            self.measured += len(_FORMS)
             known = measure()
-            self.cache.store_times(key, batch, known)
-        return Trial(*(tuple(known[name]) for name in names))
+            self.cache.store_times(key, 1, known)
+        return Trial(*(tuple(known[form]) for form in _FORMS))
 
     def compare_models(
         self,
@@ -287,12 +278,11 @@ class Bench:
         `forms` install the tuned and the untuned form, untimed; `step` runs it. `one` is any kernel
         of the model, for its device; `what` everything else that affects the times.
         """
-        names = ("model divided", "native model")
 
         def measure() -> Samples:
-            samples: Samples = {name: [] for name in names}
+            samples: Samples = {name: [] for name in _FORMS}
             for turn in range(_MODEL_ROUNDS + 1):
-                pairs = list(zip(names, forms, strict=True))
+                pairs = list(zip(_FORMS, forms, strict=True))
                 for name, form in pairs if turn % 2 else reversed(pairs):
                     form()
                     seconds = _once(step, one, queued=False)
@@ -304,7 +294,7 @@ class Bench:
             return samples
 
         with _undisturbed(one.device, torch.is_autocast_enabled(torch.device(one.device).type)):
-            return self._remembered(f"{key_of(one)} {what}", 1, names, measure)
+            return self._remembered(f"{key_of(one)} {what}", measure)
 
 
 def _once(call: Callable[[], object], kernel: Kernel, queued: bool = True) -> float:

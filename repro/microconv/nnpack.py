@@ -18,10 +18,8 @@ from torch import Tensor
 from repro.microconv import staging
 from repro.microconv.kernels import Backend, Convolution, Kernel, Operands, aligned
 
-# enum nnp_convolution_algorithm
-ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3, "implicit_gemm": 4}
-# The tile of each transform; a filter must fit into it.
-_LARGEST = {"ft8x8": 8, "ft16x16": 16, "wt8x8": 3, "implicit_gemm": 16}
+# enum nnp_convolution_algorithm, without its fourth, implicit_gemm, which this function refuses.
+ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3}
 
 
 class _Size(ctypes.Structure):
@@ -33,7 +31,7 @@ class _Padding(ctypes.Structure):
 
 
 class NNPACKBackend(Backend):
-    """Runs NNPACK's tiled FFT, Winograd and implicit GEMM with torch's number of threads."""
+    """Runs NNPACK's tiled FFT and Winograd with torch's number of threads."""
 
     name = "nnpack"
     names = tuple(ALGORITHMS)
@@ -60,11 +58,9 @@ class NNPACKBackend(Backend):
             return []
         ours = staging.nbytes(kernel, b) + _flipped_bytes(one)
         listed = []
-        for name, tile in _LARGEST.items():
-            if max(shape.kernel_size) > tile or (name == "wt8x8" and shape.kernel_size != (3, 3)):
-                continue
+        for name in ALGORITHMS:
             size = ctypes.c_size_t(0)
-            if _call(name, shape, b, (None,) * 5, size) == 0:
+            if _call(name, shape, b, (None,) * 5, size) == 0:  # else for other sizes of filters
                 listed.append((name, ours + aligned(size.value)))
         return listed
 

@@ -17,6 +17,7 @@ from repro.measure.checks import is_whole
 POLICIES = ("all", "powerOfTwo", "undivided")
 
 K = TypeVar("K", bound=Hashable)
+Array = np.ndarray[Any, Any]
 W = TypeVar("W", "Candidate", "Division")
 
 
@@ -142,9 +143,7 @@ def pareto_front(
     return front
 
 
-def _wr(
-    batch: int, usable: Candidates, limits: Sequence[int]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _wr(batch: int, usable: Candidates, limits: Sequence[int]) -> tuple[Array, Array]:
     """Steps 1 and 2 of WR (section III-B) at every workspace limit M at once.
 
     T_μ has shape (sizes, limits), T (B + 1, limits); infinite where nothing fits.
@@ -169,11 +168,7 @@ def _wr(
 
 
 def _configuration(
-    batch: int,
-    usable: Candidates,
-    limit: int,
-    single: np.ndarray[Any, Any],
-    total: np.ndarray[Any, Any],
+    batch: int, usable: Candidates, limit: int, single: Array, total: Array
 ) -> Division:
     """c(B) of WR at a workspace limit: c(b) = {c_μ(b_μ)} + c(b - b_μ), the argmin at each step."""
     sizes = np.array([*usable])
@@ -273,9 +268,7 @@ def assign_workspaces(
     return dict(choices[i] for i in chosen)
 
 
-def _programme(
-    costs: np.ndarray[Any, Any], needs: Sequence[int], rows: np.ndarray[Any, Any], room: int
-) -> list[int]:
+def _programme(costs: Array, needs: Sequence[int], rows: Array, room: int) -> list[int]:
     """Solve equations 1 to 4 of section III-C; return the variables x_kc that are 1, ascending.
 
     By variable `costs` are T_k(c), `needs` M_k(c), and `rows` k, ascending; `room` is M.
@@ -311,9 +304,7 @@ def _programme(
         constraints.append(excluded)
 
 
-def _worth_considering(
-    costs: np.ndarray[Any, Any], needs: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], room: int
-) -> np.ndarray[Any, Any]:
+def _worth_considering(costs: Array, needs: Array, rows: Array, room: int) -> Array:
     """Indices of the variables that an optimal assignment may contain, by a Lagrangian bound.
 
     Let a byte cost λ >= 0, such as in the linear programme without equation 4. An assignment

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -76,40 +76,29 @@ class Call:
         return [by_kind[kind] for kind in self.kinds]
 
 
-@dataclass(frozen=True)
-class Untunable:
-    """A called convolution that is left to torch, with the arguments of the call."""
+def _add_bytes(
+    others: dict[str, int], name: str, module: nn.Module, args: Any, kwargs: Any, mode: Any
+) -> None:
+    """Note the bytes that a call's passes allocate besides their results, the most by name."""
+    tensors = _tensors_in((args, kwargs))
 
-    name: str
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    def forward() -> Any:
+        return module.forward(*args, **kwargs)
 
-    def temporary_bytes(self, training: bool) -> dict[str, int]:
-        """Bytes that ``forward`` and in training ``backward`` allocate besides their results."""
-        tensors = [t for t in tree_leaves((self.args, self.kwargs)) if _is_tensor(t)]
-        if not tensors or tensors[0].device.type == "meta":
-            return {}
-        device = tensors[0].device
+    def add(pass_: str, run: Callable[[], Any]) -> None:
+        own, returned = f"{name} {pass_}", sum(t.nbytes for t in _tensors_in(run()))
+        taken = peak_allocation(run, tensors[0].device) - returned
+        others[own] = max(taken, others.get(own, 0))
 
-        def forward() -> Any:
-            return self.module.forward(*self.args, **self.kwargs)
-
-        def taken_by(run: Callable[[], Any]) -> int:
-            returned: int = sum(t.nbytes for t in tree_leaves(run()) if _is_tensor(t))
-            return max(0, peak_allocation(run, device) - returned)
-
+    with mode:  # the autocast of the call
         with torch.no_grad():
-            taken = {"forward": taken_by(forward)}
-        if training and torch.is_grad_enabled():
-            backward = _backward(self.module, tensors, forward(), again=True)
-            if backward is not None:
-                taken["backward"] = taken_by(backward)
-        return taken
+            add("forward", forward)
+        if backward := _backward(module, tensors, forward(), again=True):
+            add("backward", backward)
 
 
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _ineligible(module: nn.Module) -> str | None:
@@ -126,17 +115,19 @@ def _ineligible(module: nn.Module) -> str | None:
 
 
 def record_calls(
-    model: nn.Module, sample_input: Any, training: bool
-) -> tuple[list[Call], dict[str, str], list[Untunable]]:
-    """Run the sample; return eligible calls, reasons against other layers, and their calls.
+    model: nn.Module, sample_input: Any, training: bool, strict: bool = False
+) -> tuple[list[Call], dict[str, str], dict[str, int]]:
+    """Run the sample; return eligible calls, and the reasons against other layers.
 
-    The model is restored afterwards; see `undisturbed`. `training` includes the backward pass.
+    If `strict`, also the temporary bytes of the other layers' passes, by name. The model is
+    restored afterwards; see `undisturbed`. `training` includes the backward pass.
     """
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         raise NotTunableError("the model has lazy layers; run it once with a sample, then tune it")
     calls: dict[tuple[str, Signature], Call] = {}
     skipped: dict[str, str] = {}
-    untunable: dict[Any, Untunable] = {}
+    untunable: dict[Any, tuple[Any, ...]] = {}
+    others: dict[str, int] = {}
     hidden: list[str] = []
     compiled = _compiled(model)
     names = {m: name or "(model)" for name, m in model.named_modules() if isinstance(m, _ConvNd)}
@@ -147,8 +138,11 @@ def record_calls(
         if (reason := _reason(module, images)) is not None:
             if not any(called == name for called, _ in calls):
                 skipped[name] = reason
-            shapes = [t.shape for t in tree_leaves((args, kwargs)) if _is_tensor(t)]
-            untunable[name, *shapes] = Untunable(name, module, args, kwargs)
+            tensors = _tensors_in((args, kwargs))
+            if strict and tensors and (kind := tensors[0].device.type) != "meta":
+                cast = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+                how = args, kwargs, torch.autocast(kind, *cast)
+                untunable[name, *(t.shape for t in tensors)] = module, *how
             return
         assert isinstance(module, nn.Conv2d) and isinstance(images, torch.Tensor)
         skipped.pop(name, None)
@@ -157,30 +151,27 @@ def record_calls(
         hidden.extend([name] * (training and wanted and not graph))
         kinds = ["forward", *["backward_data"] * (graph and images.requires_grad)]
         kinds += ["backward_filter"] * (graph and wanted)
-        before = calls.get((name, call))
-        merged = tuple(k for k in KINDS if k in kinds or (before and k in before.kinds))
-        batch = max(len(images), before.batch if before else 0)
+        before = calls.get((name, call), Call(name, module, call, 0, ()))
+        merged = tuple(kind for kind in KINDS if kind in (*kinds, *before.kinds))
+        batch = max(len(images), before.batch)
         calls[name, call] = Call(name, module, call, batch, merged)
 
     for name, script in model.named_modules():
         if getattr(script, "original_name", "").startswith("Conv"):
             skipped[name] = "it is scripted; tune first, script then"
-    hooks = []
-    for module, name in names.items():
-        skipped[name] = _ineligible(module) or "the sample did not reach it"
-        if module in compiled:
-            skipped[name] = "it is compiled: torch's own runs, without the limit"
-        else:
-            hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
-    try:
-        with undisturbed(model, sample_input), torch.set_grad_enabled(training):
-            run_sample(model, sample_input)
-            if hidden:  # by no_grad, as a checkpoint does whose backward pass runs them again
-                training_step(model, sample_input, training)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return list(calls.values()), skipped, list(untunable.values())
+    with undisturbed(model, sample_input), torch.set_grad_enabled(training):  # removes the hooks
+        for module, name in names.items():
+            skipped[name] = _ineligible(module) or "the sample did not reach it"
+            if module in compiled:
+                skipped[name] = "it is compiled: torch's own runs, without the limit"
+            else:
+                module.register_forward_pre_hook(note, with_kwargs=True)
+        run_sample(model, sample_input)
+        if hidden:  # by no_grad, as a checkpoint does whose backward pass runs them again
+            training_step(model, sample_input, training)
+        for (name, *_), call in [*untunable.items()]:
+            _add_bytes(others, name, *call)
+    return list(calls.values()), skipped, others
 
 
 def _compiled(model: nn.Module) -> set[nn.Module]:
@@ -201,7 +192,7 @@ def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
     torch.clear_autocast_cache()  # of weights that a step has changed
     with torch.set_grad_enabled(training):
         returned = run_sample(model, sample_input)
-    backward = _backward(model, tree_leaves(sample_input), returned) if training else None
+    backward = _backward(model, _tensors_in(sample_input), returned) if training else None
     if backward is None:
         return
     try:
@@ -214,11 +205,11 @@ def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
 
 
 def _backward(
-    module: nn.Module, inputs: Iterable[Any], returned: Any, again: bool = False
+    module: nn.Module, inputs: list[torch.Tensor], returned: Any, again: bool = False
 ) -> Callable[[], tuple[torch.Tensor | None, ...]] | None:
     """The backward pass of a call, which may run `again`; None if there is no such pass."""
-    outputs = [t for t in leaves_of(returned) if _is_tensor(t) and t.requires_grad]
-    wanted = [t for t in (*module.parameters(), *filter(_is_tensor, inputs)) if t.requires_grad]
+    outputs = [t for t in _tensors_in(returned) if t.requires_grad]
+    wanted = [t for t in (*module.parameters(), *inputs) if t.requires_grad]
     if not outputs or not wanted:
         return None
     ones = [torch.ones_like(t) for t in outputs]
@@ -252,7 +243,7 @@ def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
         (now, dict(now), {name: copy.copy(v) for name, v in now.items() if type(v) in _CONTAINERS})
         for now in map(vars, model.modules())
     ]
-    leaves = [t for t in (*model.parameters(), *filter(_is_tensor, held.leaves)) if t.is_leaf]
+    leaves = [t for t in (*model.parameters(), *_tensors_in(sample)) if t.is_leaf]
     flags = [tensor.requires_grad for tensor in leaves]
     dtype = torch.get_default_dtype()
     with untouched(model, held):

@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from repro.measure import accelerator
 from repro.microconv import backends
-from repro.microconv.cudnn import deterministic
 from repro.microconv.kernels import FORMATS, KINDS, Convolution, Kernel
 from repro.microconv.optimize import Candidate, Division, pareto_front
 from repro.microconv.torch_backend import native
@@ -53,7 +52,9 @@ class Workspace:
         """Reserve a segment for the kernels queued inside the block."""
         with self._lock:
             buffer = self.allocate()
-            if accelerator.is_accelerator(buffer.device) and not _capturing(buffer.device):
+            at = accelerator.is_accelerator(buffer.device) and accelerator.module(buffer.device)
+            # Nobody waits while work is captured into a graph, such as a CUDA graph.
+            if at and not getattr(at, "is_current_stream_capturing", bool)():
                 stream = accelerator.current_stream(buffer.device)
                 if self._stream != stream:
                     if self._stream is not None:
@@ -61,12 +62,6 @@ class Workspace:
                     accelerator.record_stream(buffer, stream)
                 self._stream = stream
             yield buffer[offset : offset + size]
-
-
-def _capturing(device: torch.device) -> bool:
-    """Whether work is captured into a graph, such as a CUDA graph."""
-    asked = getattr(accelerator.module(device), "is_current_stream_capturing", None)
-    return asked is not None and asked()
 
 
 @dataclass
@@ -123,11 +118,7 @@ class TunedKernel:
         return False
 
     def run(
-        self,
-        first: Tensor,
-        second: Tensor,
-        bias: Tensor | None = None,
-        like: Tensor | None = None,
+        self, first: Tensor, second: Tensor, bias: Tensor | None = None, like: Tensor | None = None
     ) -> Tensor:
         """Compute the kernel for a mini-batch of any size into a new tensor; see `native`.
 
@@ -143,10 +134,8 @@ class TunedKernel:
             and str(first.device) == str(second.device) == kernel.device
         )
         parts = self.parts(batch) if matches else None
-        if parts is not None and deterministic():
-            allowed = all(backends.permitted(name, kernel) for _, name in parts)
-            parts = parts if allowed else None
-        if parts is None or parts == [(batch, backends.NATIVE)]:
+        allowed = all(backends.permitted(name, kernel) for _, name in parts or ())
+        if not (parts and allowed) or parts == [(batch, backends.NATIVE)]:
             return native(kernel, first, second, bias, like)
         shape, layout = kernel.shapes(batch)[2], FORMATS[kernel.layout]
         out = torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=layout)

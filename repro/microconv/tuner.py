@@ -23,7 +23,7 @@ from repro.microconv.optimize import (
     pareto_front,
 )
 from repro.microconv.results import KernelReport, TuningReport, WorkspaceLimitError
-from repro.microconv.sampling import Call, Untunable, check_model, training_step, undisturbed
+from repro.microconv.sampling import Call, check_model, training_step, undisturbed
 from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of
 
 _ROUNDS = 4
@@ -45,49 +45,32 @@ def untune(model: nn.Module) -> nn.Module:
 class Tuner:
     """One call of `tune`; `report` has the mode, policy and limit, and is filled in."""
 
-    def __init__(self, report: TuningReport, bench: Bench, min_gain: float) -> None:
+    def __init__(
+        self, report: TuningReport, bench: Bench, min_gain: float, others: dict[str, int]
+    ) -> None:
         self.report, self.bench, self.min_gain = report, bench, min_gain
+        self.others = others  # bytes of convolutions that cannot be divided; none if not strict
         self.measured: dict[_Key, dict[int, list[Candidate]]] = {}
         self.unfit: set[_Key] = set()
         self.failed: set[tuple[_Key, str]] = set()
         self.own_divided: set[_Key] = set()  # torch's own may be divided, for lack of others
         self.spare = 0  # bytes that WD has assigned to no kernel
-        self.others: dict[str, int] = {}  # bytes of convolutions that cannot be divided
 
-    def tune(
-        self,
-        model: nn.Module,
-        calls: Sequence[Call],
-        others: Sequence[Untunable],
-        sample: Any,
-        training: bool,
-    ) -> None:
-        """Tune all calls and install the result in their modules; the limit includes the others."""
+    def tune(self, model: nn.Module, calls: Sequence[Call], sample: Any, training: bool) -> None:
+        """Tune all calls and install the result in their modules."""
         report = self.report
         tasks = [(call.name, (kernel, call.batch)) for call in calls for kernel in call.kernels()]
-        if report.strict:
-            with undisturbed(model, sample):
-                for other in others:
-                    for pass_, taken in other.temporary_bytes(training).items():
-                        name = f"{other.name} {pass_}"
-                        self.others[name] = max(taken, self.others.get(name, 0))
         for kernel, batch in dict.fromkeys(key for _, key in tasks):  # step 1 of WR
             sizes = micro_batch_sizes(batch, report.policy)
             ways = self.bench.candidates(kernel, batch, sizes, report.limit_bytes)
             self.measured[kernel, batch] = ways
         # Under WD the workspace of a division that fails its trial is reassigned by solving again.
         for _ in range(_ROUNDS if report.mode == "WD" else 1):
+            known = len(self.failed)
             divisions = self._wr(tasks) if report.mode == "WR" else self._wd(tasks)
-            pairs = list(zip(tasks, divisions, strict=True))
-            chosen = [self._try(*task, division) for task, division in pairs]
-            failed = {
-                (key, str(division))
-                for ((_, key), division), entry in zip(pairs, chosen, strict=True)
-                if division is not None and entry.division is None
-            }
-            if failed <= self.failed:
+            chosen = [self._try(*pair) for pair in zip(tasks, divisions, strict=True)]
+            if len(self.failed) == known:
                 break
-            self.failed |= failed
         remaining = iter(chosen)
         layers = [[next(remaining) for _ in call.kinds] for call in calls]
         made = self._make(calls, layers)  # before the model is changed: memory may run out
@@ -144,10 +127,10 @@ class Tuner:
             self.own_divided.update(fronts)
             every = {key: self._within(key, self.measured[key]) for key in fronts}
             tries.append({key: [whole[key], *fronts[key], *every[key]] for key in fronts})
-        for options in tries:
+        for options in tries if limit >= 0 else ():
             with suppress(ValueError):
                 choices = {index: options[key] for index, (_, key) in enumerate(tasks)}
-                shares = assign_workspaces(choices, max(0, limit))
+                shares = assign_workspaces(choices, limit)
                 self.spare = limit - sum(d.workspace_bytes for d in shares.values())
                 return [shares[index] if shares[index].parts else None for index in choices]
         raise self._refusal(tasks)
@@ -200,9 +183,10 @@ class Tuner:
     def _native(self, key: _Key) -> Candidate:
         return next(w for w in self.measured[key][key[1]] if w.algorithm == backends.NATIVE)
 
-    def _try(self, layer: str, key: _Key, division: Division | None) -> KernelReport:
+    def _try(self, task: _Task, division: Division | None) -> KernelReport:
         """Keep a division that beats torch's own in a trial, or that the limit requires."""
-        kernel, batch = key
+        layer, (kernel, batch) = task
+        key = kernel, batch
         native = self._native(key)
         left = KernelReport(
             layer, kernel, batch, None, native.time_s, native.time_s, native.workspace_bytes, 0.0
@@ -211,16 +195,16 @@ class Tuner:
             return left
         needed = self._needed(key, division)
         most = 1 - self.min_gain  # of torch's own time
-        if not needed and division.time_s > most * native.time_s:
-            return left
-        trial = self.bench.compare(kernel, batch, division.parts)
-        time_s, native_s = trial.medians_s
-        if not needed and trial.ratio > most:
-            return replace(left, time_s=native_s, native_s=native_s)
-        error = max(backends.stated_error(name, kernel) for _, name in division.parts)
-        return replace(
-            left, division=division, time_s=time_s, native_s=native_s, error=error, needed=needed
-        )
+        if needed or division.time_s <= most * native.time_s:
+            trial = self.bench.compare(kernel, batch, division.parts)
+            time_s, native_s = trial.medians_s
+            if needed or trial.ratio <= most:
+                error = max(backends.stated_error(name, kernel) for _, name in division.parts)
+                kept = replace(left, division=division, error=error, needed=needed)
+                return replace(kept, time_s=time_s, native_s=native_s)
+            left = replace(left, time_s=native_s, native_s=native_s)
+        self.failed.add((key, str(division)))
+        return left
 
     def _paying(
         self,

@@ -102,7 +102,7 @@ def tune(
     bench = Bench(algorithms, _open_cache(cache), max_error, _of_one_kind(devices))
     training = model.training if training is None else training
     report = TuningReport(mode, policy, workspace_limit, strict)
-    calls, report.skipped, others = record_calls(model, sample_input, training)
+    calls, report.skipped, others = record_calls(model, sample_input, training, strict)
     found = sorted({call.signature[3] for call in calls})  # the devices
     if len(found) > 1:
         raise NotTunableError(
@@ -114,7 +114,7 @@ def tune(
             f"{', '.join(bench.devices)}; name it as well"
         )
     report.unavailable = backends.check_names(algorithms, found[0] if found else "cpu")
-    Tuner(report, bench, min_gain).tune(model, calls, others, sample_input, training)
+    Tuner(report, bench, min_gain, others).tune(model, calls, sample_input, training)
     return report
 
 

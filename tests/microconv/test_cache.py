@@ -2,11 +2,10 @@
 
 import os
 import sqlite3
-import subprocess
-import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import joined
 import pytest
 import torch
 
@@ -68,23 +67,9 @@ def test_what_is_kept(kind, path):
     other.take(store)  # what is known stays
     assert other.times(a, 4) == expected | {"torch:im2col": [9.0]}
     assert (other.listing(a, 4), other.listing(b, 4)) == (listed[:1], listed)
-    errors = []
-
-    def write(worker):
-        try:
-            for number in range(8):
-                store.store_times("shared", number, {"torch:im2col": [float(worker)]})
-                store.store_times(f"own {worker}", number, {"torch:im2col": [1.0]})
-                assert len(store.times("shared", number)["torch:im2col"]) == 1
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=write, args=(worker,)) for worker in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == [] and len(store) == 3 + 5 * 8
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(write, range(4), [None] * 4, [store] * 4)) == [None] * 4
+    assert len(store) == 3 + COUNT + 4 * COUNT * 2
 
 
 def test_a_file_outlives_its_cache(path, tmp_path, monkeypatch):
@@ -94,6 +79,9 @@ def test_a_file_outlives_its_cache(path, tmp_path, monkeypatch):
     again = BenchmarkCache(path)
     assert again.times("a", 4) == {"torch:im2col": [0.25]}
     assert again.listing("a", 4) == [("torch:im2col", 512)]
+    path.unlink()
+    store.store_times("b", 4, {})  # begins anew
+    assert again.times("a", 4) == {} and again.listing("a", 4) is None
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     BenchmarkCache("~/here.sqlite")
     assert (tmp_path / "home" / "here.sqlite").is_file()
@@ -114,50 +102,28 @@ def test_a_damaged_row(path, row):
             ask("a", 4)
 
 
-# One process imports torch, and forks the others before it uses it.
-WRITERS = """
-import os, sys
-from repro.microconv.cache import BenchmarkCache
-path, workers, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+COUNT = 25
 
-def write(worker):
-    store = BenchmarkCache(path)  # all of them make the file at once
-    for number in range(count):
+
+def write(worker, _, store):
+    store = store if isinstance(store, BenchmarkCache) else BenchmarkCache(store)  # all make it
+    for number in range(COUNT):
         store.store_listing("shared", number, [("torch:im2col", number)])
         store.store_times("shared", number, {"torch:im2col": [float(worker)]})
         store.store_times(f"own {worker}", number, {"torch:im2col": [1.0], "torch:direct": []})
         assert len(store.times("shared", number)["torch:im2col"]) == 1
 
-gate, go = os.pipe()
-children = []
-for worker in range(workers):
-    child = os.fork()
-    if child == 0:
-        os.close(go)
-        os.read(gate, 1)  # until all are there
-        write(worker)
-        os._exit(0)
-    children.append(child)
-os.close(go)
-codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-print(codes)
-"""
-
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_several_processes_write_into_one_file(path):
-    workers, count = 4, 25
-    command = [sys.executable, "-W", "ignore", "-c", WRITERS, str(path), str(workers), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (done.stderr, done.stdout) == ("", f"{[0] * workers}\n")
+    assert joined.run(joined.forked("repro.microconv"), write, path, count=4) == [0] * 4
     store = BenchmarkCache(path)
-    assert len(store) == count + workers * count * 2
-    for number in range(count):
+    assert len(store) == COUNT + 4 * COUNT * 2
+    for number in range(COUNT):
         ((winner,),) = store.times("shared", number).values()
         assert winner in (0.0, 1.0, 2.0, 3.0)
         assert store.listing("shared", number) == [("torch:im2col", number)]
-        for worker in range(workers):
+        for worker in range(4):
             assert len(store.times(f"own {worker}", number)) == 2
 
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -175,11 +176,28 @@ def test_a_layer_of_two_shapes_is_refused_with_both(mode):
 )
 def test_other_convolutions_are_left_reported_and_held_to_the_limit(layer, shape):
     model, x = nn.Sequential(layer), torch.randn(shape)
-    with pytest.raises(WorkspaceLimitError, match=r"0 (forward|backward) needs ") as refused:
-        tune(model, x, 0, cache=None)
-    report = tune(model, x, refused.value.least_bytes, cache=None)
-    assert type(model[0]) is type(layer) and not report.kernels
-    assert f"it is a {type(layer).__name__}; " in report.skipped["0"]
+    for mode, together in (("WR", max), ("WD", sum)):
+        options = {"mode": mode, "cache": None}
+        with pytest.raises(WorkspaceLimitError, match=r"0 (forward|backward) needs ") as refused:
+            tune(model, x, 0, **options)
+        assert refused.value.least_bytes == together(refused.value.kernels.values())
+        report = tune(model, x, refused.value.least_bytes, **options)
+        assert type(model[0]) is type(layer) and not report.kernels
+        assert f"it is a {type(layer).__name__}; " in report.skipped["0"]
+
+
+def test_other_convolutions_count_as_they_are_called():
+    class Half(nn.Sequential):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x)
+
+    layers, needs = (nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 8, 3)), []
+    for kind, context in ((Half, nullcontext), (nn.Sequential, nullcontext), (Half, torch.no_grad)):
+        with context(), pytest.raises(WorkspaceLimitError) as refused:
+            tune(kind(*layers), images(), 0, cache=None)
+        needs.append([refused.value.kernels[f"1 {name}"] for name in ("forward", "backward")])
+    assert needs[0] == needs[2] != needs[1]
 
 
 @pytest.mark.parametrize("bad", [(), ("2",), ("0", "2"), ("0", "2", "4")])

@@ -47,14 +47,11 @@ def test_what_divided_kernels_take_is_listed():
 
 
 def test_an_algorithm_that_lists_too_little_is_found(monkeypatch):
-    torch_backend = BACKENDS["torch"]
-    plain = type(torch_backend).algorithms
-    monkeypatch.setattr(
-        type(torch_backend),
-        "algorithms",
-        lambda self, kernel, b: [
-            (n, 0 if f"torch:{n}" == NATIVE else s) for n, s in plain(self, kernel, b)
-        ],
-    )
+    plain = BACKENDS["torch"].algorithms
+
+    def without_natives(kernel, b):
+        return [(n, 0 if f"torch:{n}" == NATIVE else size) for n, size in plain(kernel, b)]
+
+    monkeypatch.setattr(BACKENDS["torch"], "algorithms", without_natives)
     kernel = kernels_of_squeezenet()[-1]
     assert [row[1] for row in too_little(kernel)] == [NATIVE]

@@ -74,8 +74,7 @@ def network_kernels(config: Config, device: str) -> list[Named]:
     order = {layer: n for n, layer in enumerate(dict.fromkeys(k[0] for k in kernels), 1)}
     named = [(f"conv{order[layer]}", kernel, batch) for layer, kernel, batch in kernels]
     if config.get("layer"):
-        wanted, kinds = config["layer"], config["kinds"]
-        named = [entry for entry in named if entry[0] == wanted and entry[1].kind in kinds]
+        named = [k for k in named if k[0] == config["layer"] and k[1].kind in config["kinds"]]
     return named
 
 
@@ -325,13 +324,19 @@ def _hold(
         return [_divide(batch, measured[kernel, batch], limit) for _, kernel, batch in named], 0
     variables = 0
     try:
-        fronts = {key: pareto_front(key[1], ways, limit) for key, ways in measured.items()}
-        choices = {n: fronts[kernel, batch] for n, (_, kernel, batch) in enumerate(named)}
+        choices = _fronts(named, measured, limit)
         variables = sum(map(len, choices.values()))
-        chosen = assign_workspaces(choices, limit)
+        return [*assign_workspaces(choices, limit).values()], variables
     except ValueError:
         return [None] * len(named), variables
-    return [chosen[index] for index in range(len(named))], variables
+
+
+def _fronts(
+    named: Sequence[Named], measured: Measured, limit: int | None = None
+) -> dict[int, list[Division]]:
+    """The desirable divisions of each kernel within a limit, by its number."""
+    fronts = {key: pareto_front(key[1], ways, limit) for key, ways in measured.items()}
+    return {n: fronts[kernel, batch] for n, (_, kernel, batch) in enumerate(named)}
 
 
 def bench_layers(config: Config, seed: int, data: None, device: str) -> Outcome:
@@ -405,8 +410,7 @@ def programme(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Time the solver on WD of a network's own kernels: with a total, and with one that binds."""
     with machine(config, device), rounding(config, device):
         named, _, measured = _kernels_of(config, device)
-        fronts = {key: pareto_front(key[1], by_size) for key, by_size in measured.items()}
-    choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}
+        choices = _fronts(named, measured)
     least, most = (sum(front[end].workspace_bytes for front in choices.values()) for end in (0, -1))
     limit = config["limit_mib"] * MIB
     totals = {"as in the paper": max(limit, least), "binding": (least + most) // 2}

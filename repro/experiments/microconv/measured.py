@@ -54,12 +54,10 @@ def tunings(results: Results, *policies: str) -> list[Record]:
         layers = {record.config["layer"]: record for record in records}
         if set(LAYERS) <= layers.keys():
             first, *others = (layers[name] for name in LAYERS)
-            metrics = dict(first.metrics)
-            for name in ("benchmark_s", "optimise_s", "measured", "kernels"):
-                for other in others:
-                    metrics[name] = metrics[name] + other.metrics[name]
+            names = ("benchmark_s", "optimise_s", "measured", "kernels")
+            sums = {n: sum((o.metrics[n] for o in others), first.metrics[n]) for n in names}
             config = {k: v for k, v in first.config.items() if k not in ("layer", "kinds")}
-            return [replace(first, config=config, metrics=metrics)]
+            return [replace(first, config=config, metrics={**first.metrics, **sums})]
     return []
 
 
@@ -77,11 +75,9 @@ def front(entry: Entry, limit_mib: float | None = None, policy: str = "all") -> 
     """A kernel's desirable divisions within a limit, the fastest last; none where nothing fits."""
     from repro.microconv import Candidate, micro_batch_sizes, pareto_front
 
-    sizes = {str(size) for size in micro_batch_sizes(entry["batch"], policy)}
     found: dict[int, list[Candidate]] = {
-        int(size): [Candidate(*one) for one in ways]
-        for size, ways in entry["candidates"].items()
-        if size in sizes
+        size: [Candidate(*one) for one in entry["candidates"].get(str(size), [])]
+        for size in micro_batch_sizes(entry["batch"], policy)
     }
     limit = None if limit_mib is None else int(limit_mib * MIB)
     try:
