@@ -8,7 +8,13 @@ import torch
 from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 from torch import nn
 
-from repro.training import evaluate_binary_segmentation, evaluate_classifier, fit, plain_step
+from repro.training import (
+    evaluate_binary_segmentation,
+    evaluate_classifier,
+    evaluate_psnr,
+    fit,
+    plain_step,
+)
 
 
 @pytest.fixture
@@ -68,6 +74,14 @@ def test_fit_equals_a_loop_written_by_hand(model, batches):
 def test_nothing_to_train(model, epochs, loader, named):
     with pytest.raises(ValueError, match=named):
         fit(model, lambda a, b: torch.zeros(()), loader, epochs=epochs)
+
+
+@pytest.mark.parametrize(
+    "evaluate", [evaluate_classifier, evaluate_binary_segmentation, evaluate_psnr]
+)
+def test_nothing_to_evaluate_on(evaluate):
+    with pytest.raises(ValueError, match="no batch to evaluate on"):
+        evaluate(nn.Identity(), iter(()))
 
 
 def test_classification_against_scikit_learn(model, batches):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from repro.datasets.image_data import DatasetError
+from repro.datasets.image_data import DatasetError, Size
 from repro.datasets.loader import Batch, TensorLoader, generator_of
 
 
@@ -77,6 +77,12 @@ class PatchLoader(TensorLoader):
         options |= {"mean": [0.0] * stacked.shape[1], "std": [1.0] * stacked.shape[1]}
         none = torch.zeros(len(stacked), dtype=torch.int64)
         super().__init__(stacked, none, batch_size, crop_size=patch, **options)
+
+    def set_resolution(self, resolution: int | Size | None) -> None:
+        """Refused, but for None: resized as further channels, targets would be no images."""
+        if resolution is not None:
+            raise DatasetError("resolution would part inputs from targets: give another patch=")
+        super().set_resolution(None)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.

@@ -135,7 +135,7 @@ class DualBatchPlan:
 
         if k <= 1:
             raise infeasible("a smaller batch has no extra time to take")
-        if k > k_max * (1 + 1e-12):
+        if k > k_max * (1 + 5e-6):  # of the error's own k_max, rounded, B_S is one sample
             raise infeasible("B_S would be below one sample")
         # Equation 4, k (a + b/B_L) d/n = (a + b/B_L) d_L. With fractions, since in floating point
         # 1.15 · 50,000 / 4 is below 14,375.

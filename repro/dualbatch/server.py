@@ -151,6 +151,7 @@ class ParameterServer:
         self.pulls[pull.worker] = replace(pull, state=self.state)  # theirs may change in place
         return pull
 
+    @torch.no_grad()  # parameters, too, may be pushed
     def push(
         self,
         worker: int,

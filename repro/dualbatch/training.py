@@ -146,7 +146,7 @@ def _check_plans(plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> No
 def _check_data(data: Any, plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:
     if callable(data):
         return
-    if len(data) != 2 or not all(isinstance(tensor, Tensor) for tensor in data):
+    if not isinstance(data, Sequence) or [isinstance(t, Tensor) for t in data] != [True, True]:
         raise ValueError(
             "data is no pair of tensors (inputs, targets), and no function from a Share to its "
             "mini-batches; give one of them"

@@ -128,7 +128,7 @@ class Recipe:
     def parts(self, loss_fn: Loss | None = None) -> Parts:
         """Visible parts of functions and data, of a data function that is an object its class."""
         return (
-            Seen("loss_fn", loss_fn or self.loss_fn).parts
+            Seen("loss_fn", self.loss_fn if loss_fn is None else loss_fn).parts
             | Seen("optimizer_fn", self.optimizer_fn).parts
             | Seen("data", self.data, objects=False).parts
         )
@@ -311,7 +311,7 @@ class Worker:
 
     def _make_optimizer(self, lr: float, left: OptimizerState | None) -> torch.optim.Optimizer:
         """Make a share's optimizer; load its state and the loss's from the share before."""
-        make = self.recipe.optimizer_fn or sgd
+        make = sgd if self.recipe.optimizer_fn is None else self.recipe.optimizer_fn
         optimizer = make(list(self.model.parameters()), lr)
         checks.check_optimizer(optimizer, self.model)
         if self._last is not None and self._last() is optimizer:

@@ -109,6 +109,12 @@ def test_wrong_arguments(shape, options, message):
         PatchLoader(images(4), targets, **{"batch_size": 2, "patch": 4} | options)
 
 
+def test_patches_are_not_resized():
+    loader = PatchLoader(*pairs(2), 4, patch=PATCH)
+    with pytest.raises(DatasetError, match="resolution would part inputs from targets"):
+        loader.set_resolution(3)
+
+
 @pytest.mark.parametrize("scale", [2, 3, 4])
 def test_low_resolution_as_pil_shrinks_it(scale):
     large = images(19, 3, 24, 36)

@@ -53,6 +53,9 @@ def test_beyond_the_memory_images_stay_encoded(both, root):
     some = encoded.train.evenly(5)
     assert isinstance(some.images, StreamedImages)
     assert some.images.decoded().equal(whole.train.evenly(5).images)
+    of_one = whole.train.labels == 1
+    for index in (of_one, slice(9, 12)):
+        assert encoded.train.images[index].decoded().equal(whole.train.images[index])
     assert encoded.fingerprint == whole.fingerprint
     assert "decoded as they are needed" in encoded.provenance
     (root / "imagenet/train/n01/n01_2.JPEG").write_bytes(b"nothing")

@@ -116,8 +116,9 @@ class TestEquations:
             assert largest_k(model, *workers) == pytest.approx(k_max, rel=1e-9)
             arguments = {"samples": 10**10, "times": model}
             assert solve(k_max * (1 - 1e-8), *workers, **arguments).small_batch == 1
+            assert solve(float(f"{k_max:.6g}"), *workers, **arguments).small_batch == 1  # as told
             with pytest.raises(InfeasiblePlan, match=r"B_S would be below one sample") as caught:
-                solve(k_max * (1 + 1e-6), *workers, **arguments)
+                solve(k_max * (1 + 1e-5), *workers, **arguments)
             assert caught.value.k_max == pytest.approx(k_max)
 
 

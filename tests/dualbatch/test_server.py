@@ -132,7 +132,9 @@ class TestMergeRules:
         state = server.pull(0).state
         for tensor in state.values():
             tensor += 1
+        state["weight"].requires_grad_()  # as a parameter
         server.push(0, 0, state)
+        assert not server.state["weight"].requires_grad
         assert close(server.state, {n: array + 1 for n, array in arrays(make_state()).items()})
 
     def test_average_of_a_round_with_factors(self):

@@ -331,6 +331,25 @@ KEPT_NOWHERE = {
 }
 
 
+class Truthless:
+    """A function without a truth value, as a compiled module is."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *arguments):
+        return self.function(*arguments)
+
+    def __bool__(self):
+        raise TypeError
+
+
+def test_functions_have_no_truth():
+    plain = {"loss_fn": functional.cross_entropy, "optimizer_fn": torch.optim.SGD}
+    made = {name: Truthless(function) for name, function in plain.items()}
+    assert same(train(**made).state, train(**plain).state)
+
+
 class TestWhatFunctionsKeep:
     @pytest.mark.parametrize("name", TRAINABLE)
     def test_a_loss_with_weights_of_its_own_is_refused(self, name):
