@@ -197,7 +197,11 @@ class TensorLoader:
         if tuple(batch.shape[2:]) == self.crop_size:
             batch = batch if self.padding else batch.index_select(0, index)
         else:
-            windows = _windows(batch, self.crop_size)
+            channels, height, width = batch.shape[1:]
+            strides = (1, height * width, width, 1)
+            sizes = (channels, *self.crop_size)  # of a window: a row for each first element
+            last = sum((size - 1) * step for size, step in zip(sizes, strides[1:], strict=True))
+            windows = batch.as_strided((batch.numel() - last, *sizes), strides)
             batch = windows.index_select(0, index * batch[0].numel() + corner)
         if self.flip:
             # Row b is image b, row B + b its mirror image. Selecting rows of uint8 is faster than
@@ -271,14 +275,6 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     # Of a constant channel rounding would leave a little, by which the pixels were divided.
     variance[squares * (images.numel() // images.shape[1]) == total.square()] = 0
     return tuple(mean.tolist()), tuple(variance.sqrt().tolist())
-
-
-def _windows(batch: Tensor, size: Size) -> Tensor:
-    """View a contiguous (N, C, H, W) tensor as (starts, C, *size): one row per first element."""
-    channels, height, width = batch.shape[1:]
-    strides = (1, height * width, width, 1)
-    last = (channels - 1) * strides[1] + (size[0] - 1) * width + size[1] - 1
-    return batch.as_strided((batch.numel() - last, channels, *size), strides)
 
 
 def _check_data(images: Tensor, targets: Tensor) -> None:

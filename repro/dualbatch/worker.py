@@ -30,7 +30,7 @@ from repro.dualbatch.functions import Parts, Seen, differing
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 from repro.dualbatch.shares import Data, batches_of, share_of
-from repro.measure import accelerator
+from repro.measure.untouched import random_numbers
 
 OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -187,10 +187,8 @@ class Worker:
         self.model = recipe.make_model()
         self._dropout = dropout_rates(self.model)
         self._unsaved = UnsavedBuffers(self.model)
-        self._loss_fn: Loss = recipe.loss_fn
-        if loss_state := _buffers_of(self._loss_fn):
-            self._loss_fn = copy.deepcopy(self._loss_fn)
-        self._loss_state = loss_state
+        self._loss_state = _buffers_of(recipe.loss_fn)
+        self._loss_fn: Loss = copy.deepcopy(recipe.loss_fn) if self._loss_state else recipe.loss_fn
         self._last: weakref.ref[torch.optim.Optimizer] | None = None
         self._passes: Callable[[Tensor, Tensor], Any] = self._ordinary
         if recipe.passes_fn is not None:
@@ -370,13 +368,11 @@ def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
 @contextmanager
 def seeded(device: str, seed: int) -> Iterator[None]:
     """Seed all generators of a process inside a ``with`` block, and restore them at the end."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with accelerator.forked_rng(device):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)  # noqa: NPY002
+    put_back = random_numbers([torch.device(device)])
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        put_back()

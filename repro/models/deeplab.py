@@ -8,6 +8,7 @@ the paper's n, and H/s, W/s the size after a total stride of s, rounded up.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from repro.models._shared import check_at_least, conv_bn, conv_bn_relu
 MIDDLE_BLOCKS = 16
 ATROUS_RATES = (6, 12, 18)  # of the pyramid at output stride 16
 DROPOUT = 0.1  # the authors' code keeps 0.9
+
+_resize = partial(F.interpolate, mode="bilinear", align_corners=False)
 
 
 class XceptionBlock(nn.Module):
@@ -157,7 +160,3 @@ def _separable(
         nn.ReLU(inplace=True),
         conv_bn_relu(in_channels, out_channels, 1),
     )  # fmt: skip
-
-
-def _resize(x: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
