@@ -87,8 +87,7 @@ def bias(model):
 
 
 def follow(result, **options):
-    given = {"plan": make_plan(1, 1)} | options
-    return train(follow=result.log, **given)
+    return train(make_plan(1, 1), follow=result.log, **options)
 
 
 # A training whose cluster dies as a whole after its first epoch.

@@ -182,20 +182,15 @@ class TestSynchronisation:
         servers = [ParameterServer(make_state(), 3, *sync, merge) for sync in (one, other)]
         for server in servers:
             rng = random.Random(seed)
-            clock = {}  # by worker, when it ends
-            now = 0.0
             for _ in range(24):
-                for worker in range(3):
-                    if worker not in clock and server.may_start(worker):
+                for worker in range(3):  # each pulls as soon as it may
+                    if worker not in server.pulls and server.may_start(worker):
                         server.pull(worker)
-                        clock[worker] = now + rng.uniform(1, 3) * (1 + worker)
-                now, worker = min((end, w) for w, end in clock.items())
-                del clock[worker]
-                push(server, worker)
+                push(server, rng.choice(sorted(server.pulls)))
         orders = [[(c.worker, c.iteration, c.factor) for c in server.log] for server in servers]
         assert orders[0] == orders[1]
         assert close(servers[0].state, arrays(servers[1].state))
-        assert servers[0].version == 24
+        assert servers[0].version == servers[1].version == 24
 
 
 def test_staleness_in_the_log():
@@ -258,6 +253,13 @@ class TestStateDict:
         assert server.state["weight"].sum() == 0
 
 
+NOT_MERGED = [
+    (torch.tensor([1.0, math.nan]), r"initial state's 'x' is not finite"),
+    (torch.ones(2, dtype=torch.complex64), r"'x' is of type torch.complex64, which cannot"),
+    ({"any": 1}, r"'x' is of type dict, which cannot be merged"),
+]
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -269,11 +271,12 @@ class TestErrors:
             ({"staleness": 1}, r"staleness is 1 with sync='asp'"),
             ({"sync": "ssp"}, r"staleness is None; give a whole number, at least 0"),
             ({"sync": "ssp", "staleness": -1}, r"staleness is -1; give a whole number"),
+            *(({"state": {"x": value}}, message) for value, message in NOT_MERGED),
         ],
     )
     def test_arguments(self, given, message):
         with pytest.raises(ValueError, match=message):
-            ParameterServer(make_state(), **({"workers": 2} | given))
+            ParameterServer(**({"state": make_state(), "workers": 2} | given))
 
     @pytest.mark.parametrize(
         ("change", "message"),
