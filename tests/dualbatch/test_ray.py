@@ -196,8 +196,7 @@ class WordyError(Exception):
         super().__init__(f"no file {path}")
 
 
-FOREIGN = {"made anew with other words": lambda: WordyError("file.bin")}
-FOREIGN["plain"] = lambda: OwnError("file.bin", 7)
+FOREIGN = {"reworded": lambda: WordyError("file.bin"), "plain": lambda: OwnError("file.bin", 7)}
 
 
 class TestFailures:

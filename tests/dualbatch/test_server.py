@@ -264,7 +264,6 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"workers": 0}, r"workers is 0; give a whole number, at least 1"),
             ({"sync": "sync"}, r"sync is 'sync'; choose among bsp, asp, ssp"),
             ({"merge": "mean"}, r"merge is 'mean'; choose among average, journal, conference"),
             ({"merge": "average"}, r"merge='average' .* needs sync='bsp', not 'asp'"),

@@ -166,16 +166,6 @@ class TestModels:
         assert [entry.metrics["steps"] for entry in whole.history] == [0.0] * 4
         assert same(train(model_fn=Counting, follow=whole.log).state, whole.state)
 
-    def test_a_rest_of_one_sample_with_batch_normalization(self):
-        def make():
-            norm = nn.BatchNorm1d(8)
-            return nn.Sequential(nn.Flatten(), nn.Linear(72, 8), norm, nn.Linear(8, 3))
-
-        with pytest.raises(ValueError, match=r"more than 1 value per channel"):
-            train(ONE, data=batches, model_fn=make)
-        assert train(replace(ONE, large_batch=5), data=batches, model_fn=make, count=1).log
-        assert train(ONE, data=batches, count=1).log  # an image has several values of each channel
-
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -185,6 +175,10 @@ class TestModels:
             ({"loss_fn": lambda o, t: functional.cross_entropy(o.detach(), t)}, r"no gradient in"),
             ({"model_fn": lambda: make_model().requires_grad_(False)}, r"no weight to train"),
             ({"model_fn": nn.Flatten}, r"no weight to train"),
+            # A rest of one sample.
+            ({"plan": ONE, "data": batches, "model_fn": lambda: nn.Sequential(
+                nn.Flatten(), nn.Linear(72, 3), nn.BatchNorm1d(3)
+             )}, r"more than 1 value per channel"),
             ({"passes_fn": lambda model, loss_fn: lambda x, y: None}, r"NoneType.*give the mean"),
             ({"passes_fn": lambda model, loss_fn: lambda x, y: 1.0}, r"leaves no gradient"),
             ({"passes_fn": by_hand, "autocast": torch.bfloat16}, r"enter torch.autocast there"),
@@ -270,28 +264,6 @@ TRAINABLE = {
 }  # fmt: skip
 
 
-def in_a_closure():
-    kept = {"c": torch.zeros(3)}
-
-    def loss_fn(outputs, targets):
-        loss = functional.cross_entropy(outputs - kept["c"], targets)
-        kept["c"] = kept["c"].lerp(outputs.detach().mean(0), 0.1)
-        return loss
-
-    return {"loss_fn": loss_fn}
-
-
-def counting():
-    count = 0
-
-    def loss_fn(outputs, targets):
-        nonlocal count
-        count += 1
-        return functional.cross_entropy(outputs, targets) / count
-
-    return {"loss_fn": loss_fn}
-
-
 def drawing():
     generator = np.random.default_rng(0)
     return {"data": lambda share: ((x * generator.random(), y) for x, y in batches(share))}
@@ -313,20 +285,12 @@ KEPT_NOWHERE = {
     "a model's number": (lambda: {"model_fn": Ageing}, r"\[model\].steps"),
     "attribute": (lambda: {"loss_fn": Centre(True)}, "loss_fn.count"),
     "buffers within": (lambda: {"loss_fn": partial(Centre())}, "loss_fn.c, loss_fn.steps"),
-    "closure": (in_a_closure, r"loss_fn.kept\['c'\]"),
-    "counter": (counting, "loss_fn.count"),
     "generator": (drawing, "data.generator"),
 }
 
 
-class Truthless:
+class Truthless(partial):
     """A function without a truth value, as a compiled module is."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def __call__(self, *arguments):
-        return self.function(*arguments)
 
     def __bool__(self):
         raise TypeError
