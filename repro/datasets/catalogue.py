@@ -124,11 +124,8 @@ def load(
     elif not source.path.is_relative_to(paths.data_roots(root)[0]):
         _check_folders(root)
     data = _read(name, source, size, per_class, split)
-    return _road_against_rest(data) if binary else data
-
-
-def _road_against_rest(data: ImageData) -> ImageData:
-    """CamVid with masks of 1 for road and 0 otherwise: the stand-in for Carvana."""
+    if not binary:
+        return data
     splits = {
         name: replace(split, masks=(split.masks == ROAD).byte())
         for name in SPLITS

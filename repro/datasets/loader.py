@@ -69,8 +69,19 @@ class TensorLoader:
         std: Sequence[float] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        _check_data(images, targets)
-        self.masked = targets.dim() == 3
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.numel() == 0:
+            raise ValueError(
+                f"images: {images.dtype} of shape {tuple(images.shape)}; expected uint8 pixels "
+                "(N, C, H, W) with no side 0, normalisation happens in the loader"
+            )
+        labels = targets.dtype == torch.int64 and targets.dim() == 1
+        masks = targets.dtype == torch.uint8 and targets.shape[1:] == images.shape[2:]
+        if len(targets) != len(images) or not (labels or masks):
+            raise ValueError(
+                f"targets: {targets.dtype} of shape {tuple(targets.shape)}; expected int64 labels "
+                f"(N,) or uint8 masks (N, H, W) for images of shape {tuple(images.shape)}"
+            )
+        self.masked = masks
         check_counts(0, seed=seed, padding=padding)
         self.seed, self.padding = int(seed), padding
         self.shuffle, self.flip, self.epoch = shuffle, flip, 0
@@ -224,8 +235,7 @@ class Ahead:
         self, loader: Iterable[Batch], device: torch.device | str, count: int = 2, *,
         always: bool = False,
     ) -> None:  # fmt: skip
-        if count < 1:
-            raise ValueError(f"count is {count}; give at least 1")
+        check_counts(count=count)
         self._loader, self._device, self._count = loader, torch.device(device), count
         self._threaded = always or accelerator.is_accelerator(device)
 
@@ -275,18 +285,3 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     # Of a constant channel rounding would leave a little, by which the pixels were divided.
     variance[squares * (images.numel() // images.shape[1]) == total.square()] = 0
     return tuple(mean.tolist()), tuple(variance.sqrt().tolist())
-
-
-def _check_data(images: Tensor, targets: Tensor) -> None:
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.numel() == 0:
-        raise ValueError(
-            f"images: {images.dtype} of shape {tuple(images.shape)}; expected uint8 pixels "
-            "(N, C, H, W) with no side 0, normalisation happens in the loader"
-        )
-    labels = targets.dtype == torch.int64 and targets.dim() == 1
-    masks = targets.dtype == torch.uint8 and targets.shape[1:] == images.shape[2:]
-    if len(targets) != len(images) or not (labels or masks):
-        raise ValueError(
-            f"targets: {targets.dtype} of shape {tuple(targets.shape)}; expected int64 labels (N,) "
-            f"or uint8 masks (N, H, W) for images of shape {tuple(images.shape)}"
-        )

@@ -59,10 +59,8 @@ class AtrousPyramid(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.views = nn.ModuleList([conv_bn_relu(in_channels, out_channels, 1)])
-        self.views.extend(
-            _separable(in_channels, out_channels, dilation=rate) for rate in ATROUS_RATES
-        )
+        atrous = (_separable(in_channels, out_channels, dilation=rate) for rate in ATROUS_RATES)
+        self.views = nn.ModuleList([conv_bn_relu(in_channels, out_channels, 1), *atrous])
         self.image_view = conv_bn_relu(in_channels, out_channels, 1)
         views = len(self.views) + 1
         self.project = nn.Sequential(
