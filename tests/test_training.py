@@ -8,13 +8,8 @@ import torch
 from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 from torch import nn
 
-from repro.training import (
-    evaluate_binary_segmentation,
-    evaluate_classifier,
-    evaluate_psnr,
-    fit,
-    plain_step,
-)
+from repro import training
+from repro.training import evaluate_binary_segmentation, evaluate_classifier, fit, plain_step
 
 
 @pytest.fixture
@@ -76,12 +71,10 @@ def test_nothing_to_train(model, epochs, loader, named):
         fit(model, lambda a, b: torch.zeros(()), loader, epochs=epochs)
 
 
-@pytest.mark.parametrize(
-    "evaluate", [evaluate_classifier, evaluate_binary_segmentation, evaluate_psnr]
-)
-def test_nothing_to_evaluate_on(evaluate):
+@pytest.mark.parametrize("kind", ["classifier", "binary_segmentation", "psnr"])
+def test_nothing_to_evaluate_on(kind):
     with pytest.raises(ValueError, match="no batch to evaluate on"):
-        evaluate(nn.Identity(), iter(()))
+        getattr(training, f"evaluate_{kind}")(nn.Identity(), iter(()))
 
 
 def test_classification_against_scikit_learn(model, batches):

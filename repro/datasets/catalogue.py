@@ -115,14 +115,15 @@ def load(
     _check_options(name, per_class, binary, split, options)
     if name in _MADE:
         return _MADE[name](size, **options)
-    source = _find(name, root)
+    source: sources.Source | str | None = _find(name, root)
     if source is None:
-        fetched = _fetch(name, root) if download else "not tried, download=False"
-        if isinstance(fetched, str):
-            raise _not_found(name, root, fetched)
-        source = fetched
-    elif not source.path.is_relative_to(paths.data_roots(root)[0]):
-        _check_folders(root)
+        source = _fetch(name, root) if download else "not tried, download=False"
+        if isinstance(source, str):
+            raise _not_found(name, root, source)
+    elif not source.path.is_relative_to(paths.data_roots(root)[0]) and (
+        problem := paths.data_problem(root)
+    ):
+        raise DataFolderError(problem)
     data = _read(name, source, size, per_class, split)
     if not binary:
         return data
@@ -159,7 +160,8 @@ def available(root: Root = None) -> dict[str, str]:
     Raises:
         DataFolderError: `root` or `$REPRO_DATA` is no folder.
     """
-    _check_folders(root)
+    if problem := paths.data_problem(root):
+        raise DataFolderError(problem)
     on_disk = {name: source.located for name in ON_DISK if (source := _find(name, root))}
     return {**EMBEDDED, **on_disk, "phantom": "generated"}
 
@@ -192,11 +194,6 @@ def download(names: Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str
 def _check_name(name: str) -> None:
     if name not in NAMES:
         raise DatasetError(f"unknown dataset {name!r}: expected one of {', '.join(NAMES)}")
-
-
-def _check_folders(root: Root) -> None:
-    if problem := paths.data_problem(root):
-        raise DataFolderError(problem)
 
 
 def _check_options(
@@ -288,8 +285,6 @@ def _read(
         content = source.content(per_class)
         key = digest([FORMAT, source.record_name, content, size, per_class, *anew])[:16]
         decoded = _streamed(source, size, per_class) or cached(f"{name}-{key}", build)
-    except DatasetError:
-        raise
     # torchvision raises RuntimeError for a wrong checksum, OSError for a missing file.
     except (RuntimeError, OSError, EOFError) as error:
         raise CorruptDatasetError(

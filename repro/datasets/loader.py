@@ -81,11 +81,10 @@ class TensorLoader:
                 f"targets: {targets.dtype} of shape {tuple(targets.shape)}; expected int64 labels "
                 f"(N,) or uint8 masks (N, H, W) for images of shape {tuple(images.shape)}"
             )
-        self.masked = masks
+        self.masked = masks  # cut and flipped as images of one channel, (N, 1, H, W)
         check_counts(0, seed=seed, padding=padding)
         self.seed, self.padding = int(seed), padding
         self.shuffle, self.flip, self.epoch = shuffle, flip, 0
-        self._length = len(images)
         height, width = self._image_size = tuple(images.shape[2:])
 
         if crop not in ("random", "center"):
@@ -103,9 +102,7 @@ class TensorLoader:
 
         self.device = torch.device(device) if device is not None else images.device
         self._images = images.to(self.device).contiguous()
-        # Masks are cut and flipped as images of one channel, (N, 1, H, W).
-        self._targets = (targets.unsqueeze(1) if self.masked else targets).to(self.device)
-        self._targets = self._targets.contiguous()
+        self._targets = (targets.unsqueeze(1) if masks else targets).to(self.device).contiguous()
         if mean is None or std is None:
             measured = channel_statistics(self._images)
             mean = measured[0] if mean is None else mean
@@ -147,7 +144,7 @@ class TensorLoader:
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
-        return -(-self._length // self.batch_size)
+        return -(-len(self._targets) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.
@@ -161,7 +158,7 @@ class TensorLoader:
 
     def _plan_epoch(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Draw order, crop corners (row * width + column) and flips of an epoch, each (N,)."""
-        generator, n = generator_of(self.seed, epoch), self._length
+        generator, n = generator_of(self.seed, epoch), len(self._targets)
         order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
         free = [
             side + 2 * self.padding - cut
@@ -173,8 +170,8 @@ class TensorLoader:
             top, left = (torch.full((n,), f // 2) for f in free)
         corner = top * (self._image_size[1] + 2 * self.padding) + left
         flips = torch.randint(2, (n,), generator=generator) if self.flip else torch.zeros(0)
-        plan = order, corner, flips  # the host does not wait for the epoch before
-        pinned = (accelerator.pinned(part, self.device) for part in plan)
+        # Pinned: the host does not wait for the epoch before.
+        pinned = (accelerator.pinned(part, self.device) for part in (order, corner, flips))
         order, corner, flips = (part.to(self.device, non_blocking=True) for part in pinned)
         return order, corner, flips
 

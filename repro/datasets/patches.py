@@ -91,7 +91,7 @@ class PatchLoader(TensorLoader):
         """
         generator = generator_of(self.seed, self.epoch, 1)
         # Copied once for the whole epoch: a copy per mini-batch would wait for the device.
-        draws = torch.randint(2, (3, self._length, 1, 1, 1), generator=generator).bool()
+        draws = torch.randint(2, (3, len(self._targets), 1, 1, 1), generator=generator).bool()
         parts = draws.to(self.device).split(self.batch_size, 1)
         return self._patches(super().__iter__(), parts)
 

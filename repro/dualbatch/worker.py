@@ -5,8 +5,7 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", 
 
 A worker keeps no state: its result depends only on the pulled state, its optimizer's state, its
 number and the number of its share. So a share that was lost with its worker is repeated bit for
-bit, and engines agree. The server keeps each worker's optimizer state between its shares, and with
-it the buffers of a loss that is a module.
+bit, and engines agree. The server keeps the rest between shares: see `Trained`.
 """
 
 import copy

@@ -130,10 +130,9 @@ class Cell(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.fit = _relu_conv_bn(in_channels, channels)
-        self.fit_before: nn.Module = nn.Identity()
         if before_is_larger:
-            self.fit_before = FactorizedReduction(before_channels, channels)
-        elif before_channels != channels:
+            self.fit_before: nn.Module = FactorizedReduction(before_channels, channels)
+        else:
             self.fit_before = _relu_conv_bn(before_channels, channels)
 
         self.states = tuple((left[0], right[0]) for left, right in genotype.pairs)

@@ -70,8 +70,7 @@ class AtrousPyramid(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (B, in_channels, H, W) to (B, out_channels, H, W)."""
         views = [view(x) for view in self.views]  # four times (B, out_channels, H, W)
-        mean = x.mean(dim=(2, 3), keepdim=True)  # (B, in_channels, 1, 1)
-        mean = self.image_view(mean)  # (B, out_channels, 1, 1)
+        mean = self.image_view(x.mean(dim=(2, 3), keepdim=True))  # (B, out_channels, 1, 1)
         # The same as bilinear interpolation, which like `expand` would lose channels_last.
         views.append(torch.empty_like(views[0]).copy_(mean))  # (B, out_channels, H, W)
         return self.project(torch.cat(views, dim=1))  # (B, out_channels, H, W)
