@@ -115,11 +115,12 @@ def load(
     _check_options(name, per_class, binary, split, options)
     if name in _MADE:
         return _MADE[name](size, **options)
-    source: sources.Source | str | None = _find(name, root)
+    source = _find(name, root)
     if source is None:
-        source = _fetch(name, root) if download else "not tried, download=False"
-        if isinstance(source, str):
-            raise _not_found(name, root, source)
+        fetched = _fetch(name, root) if download else "not tried, download=False"
+        if isinstance(fetched, str):
+            raise _not_found(name, root, fetched)
+        source = fetched
     elif not source.path.is_relative_to(paths.data_roots(root)[0]) and (
         problem := paths.data_problem(root)
     ):
@@ -146,7 +147,7 @@ def divided_anew(decoded: Decoded) -> Decoded:
     """Divide the images of all splits at random into ``train`` and ``test``; see `TRAIN_SHARE`."""
     tensors = [split.tensors() for split in decoded.splits.values()]
     whole = Split(**{name: torch.cat([part[name] for part in tensors]) for name in tensors[0]})
-    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0), device="cpu")
     cut = round(TRAIN_SHARE * len(whole))
     parts = {"train": order[:cut], "test": order[cut:]}
     return Decoded(
@@ -268,7 +269,8 @@ def _streamed(
     images: dict[str, Any] = {name: StreamedImages(own, size) for name, own in items.items()}
     if sum(own.shape.numel() for own in images.values()) <= MEMORY_SHARE * memory_bytes():
         return None
-    labels = {name: torch.tensor([item.label for item in own]) for name, own in items.items()}
+    with torch.device("cpu"):
+        labels = {name: torch.tensor([item.label for item in own]) for name, own in items.items()}
     return Decoded(classes, {name: Split(own, labels[name]) for name, own in images.items()})
 
 

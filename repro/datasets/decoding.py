@@ -70,7 +70,7 @@ def decode(items: Sequence[Item], size: int | Size | None, prepare: Prepare | No
     labels = [item.label for item in items if item.label is not None]
     return Split(
         torch.from_numpy(images),
-        torch.tensor(labels) if labels else None,
+        torch.tensor(labels, device="cpu") if labels else None,
         None if masks is None else torch.from_numpy(masks),
     )
 
@@ -90,7 +90,7 @@ class StreamedImages:
 
     def __getitem__(self, index: Tensor | slice) -> "StreamedImages":
         # As of a tensor: also by a boolean mask.
-        chosen = torch.arange(len(self))[index].tolist()
+        chosen = torch.arange(len(self), device="cpu")[index].tolist()
         return StreamedImages([self._items[i] for i in chosen], self._size)
 
     def decoded(self) -> Tensor:

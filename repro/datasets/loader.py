@@ -159,17 +159,18 @@ class TensorLoader:
     def _plan_epoch(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Draw order, crop corners (row * width + column) and flips of an epoch, each (N,)."""
         generator, n = generator_of(self.seed, epoch), len(self._targets)
-        order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
         free = [
             side + 2 * self.padding - cut
             for side, cut in zip(self._image_size, self.crop_size, strict=True)
         ]
-        if self.crop == "random":
-            top, left = (torch.randint(f + 1, (n,), generator=generator) for f in free)
-        else:
-            top, left = (torch.full((n,), f // 2) for f in free)
+        with torch.device("cpu"):  # whatever the caller's default device is
+            order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
+            if self.crop == "random":
+                top, left = (torch.randint(f + 1, (n,), generator=generator) for f in free)
+            else:
+                top, left = (torch.full((n,), f // 2) for f in free)
+            flips = torch.randint(2, (n,), generator=generator) if self.flip else torch.zeros(0)
         corner = top * (self._image_size[1] + 2 * self.padding) + left
-        flips = torch.randint(2, (n,), generator=generator) if self.flip else torch.zeros(0)
         # Pinned: the host does not wait for the epoch before.
         pinned = (accelerator.pinned(part, self.device) for part in (order, corner, flips))
         order, corner, flips = (part.to(self.device, non_blocking=True) for part in pinned)
@@ -270,7 +271,7 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     """Mean and standard deviation of each channel of uint8 images (N, C, H, W) scaled to [0, 1]."""
     # Integer sums of one chunk are exact, and a chunk keeps the wider copy of the pixels small.
     chunk = max(1, (1 << 24) // images[0].numel())
-    total = torch.zeros(images.shape[1], dtype=torch.float64)
+    total = torch.zeros(images.shape[1], dtype=torch.float64, device="cpu")
     squares = torch.zeros_like(total)
     for part in images.split(chunk):
         pixels = part.to(torch.int32)

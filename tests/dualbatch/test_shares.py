@@ -302,6 +302,14 @@ def test_functions_have_no_truth():
     assert same(train(**made).state, train(**plain).state)
 
 
+def test_the_callers_default_device_plays_no_part():
+    model = make_model()
+    options = {"model_fn": lambda: copy.deepcopy(model), "data": make_data()}
+    with torch.device("meta"):
+        inside = train(**options)
+    assert same(inside.state, train(**options).state)
+
+
 class TestWhatFunctionsKeep:
     @pytest.mark.parametrize("name", TRAINABLE)
     def test_a_loss_with_weights_of_its_own_is_refused(self, name):
