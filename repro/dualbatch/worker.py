@@ -34,7 +34,6 @@ from repro.measure.untouched import random_numbers
 OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have
 Loss = Callable[[Tensor, Tensor], Tensor]
 Passes = Callable[[nn.Module, Loss], Callable[[Tensor, Tensor], Tensor | float]]
-_LARGEST_SEED = 2**64 - 1  # torch's limit
 _NUMBER = re.compile(r"-?(\d[\d.e+-]*|inf|nan)|True|False")
 _LOSS = -1  # in an optimizer's state, the key of the loss's buffers
 _made: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of all recipes of this process
@@ -96,7 +95,7 @@ class Recipe:
             )
         choice("factor", self.factor, FACTORS)
         choice("optimizer_state", self.optimizer_state, ("kept", "restarted"))
-        object.__setattr__(self, "seed", whole("seed", self.seed, 0, _LARGEST_SEED))
+        object.__setattr__(self, "seed", whole("seed", self.seed, 0, 2**64 - 1))  # torch's limit
         if self.autocast not in (None, torch.bfloat16):
             raise ValueError(f"autocast is {self.autocast}; give torch.bfloat16 or None")
         if self.passes_fn is not None and self.autocast is not None:

@@ -1,6 +1,7 @@
 import io
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from repro.dualbatch import Commit, ParameterServer, ServerError
 
 INF = math.inf
+assert_same = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 AT_EACH_COMMIT = ["journal", "conference", "delta"]
 
 
@@ -30,17 +32,6 @@ def close(state, expected):
         np.testing.assert_allclose(state[name].numpy(), array, rtol=1e-12, atol=1e-12)
     assert state["count"].dtype == torch.int64
     return True
-
-
-def assert_same(one, other):
-    def flat(value):
-        if isinstance(value, dict):
-            return {key: flat(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [flat(item) for item in value]
-        return value.tolist() if isinstance(value, torch.Tensor) else repr(value)
-
-    assert flat(one) == flat(other)
 
 
 def trained(pull, seed):
