@@ -1,7 +1,7 @@
 """A plain loop for fitting and evaluating, for the steps of all methods."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 from repro.measure import synchronize
 from repro.measure.checks import is_whole
 
+Batch = tuple[torch.Tensor, torch.Tensor]
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -48,7 +49,7 @@ def plain_step(
 def fit(
     model: nn.Module,
     step: Step,
-    loader: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    loader: Iterable[Batch],
     *,
     epochs: int,
     device: torch.device | str = "cpu",
@@ -97,18 +98,15 @@ def fit(
 
 @torch.no_grad()
 def evaluate_classifier(
-    model: nn.Module,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    device: torch.device | str = "cpu",
+    model: nn.Module, batches: Iterable[Batch], device: torch.device | str = "cpu"
 ) -> dict[str, float]:
     """``test_loss`` (mean cross-entropy) and ``accuracy`` (percent)."""
     model.eval()
     loss = torch.zeros((), device=device)
     correct = torch.zeros((), device=device, dtype=torch.int64)
     samples = 0
-    for inputs, targets in batches:
-        targets = targets.to(device)
-        outputs = model(inputs.to(device))  # (B, classes)
+    for inputs, targets in _moved(batches, device):
+        outputs = model(inputs)  # (B, classes)
         loss += nn.functional.cross_entropy(outputs, targets, reduction="sum")
         correct += (outputs.argmax(1) == targets).sum()
         samples += len(targets)
@@ -117,9 +115,7 @@ def evaluate_classifier(
 
 @torch.no_grad()
 def evaluate_binary_segmentation(
-    model: nn.Module,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    device: torch.device | str = "cpu",
+    model: nn.Module, batches: Iterable[Batch], device: torch.device | str = "cpu"
 ) -> dict[str, float]:
     """``iou`` in percent: intersection over union of the foreground, all pixels pooled.
 
@@ -129,15 +125,11 @@ def evaluate_binary_segmentation(
     # Integers: float32 stops counting at 2**24 pixels.
     intersection = torch.zeros((), device=device, dtype=torch.int64)
     union = torch.zeros((), device=device, dtype=torch.int64)
-    samples = 0
-    for inputs, targets in batches:
-        samples += len(inputs)
-        predicted = model(inputs.to(device)).squeeze(1) > 0
-        foreground = targets.to(device) > 0
+    for inputs, targets in _moved(batches, device):
+        predicted = model(inputs).squeeze(1) > 0
+        foreground = targets > 0
         intersection += (predicted & foreground).sum()
         union += (predicted | foreground).sum()
-    if not samples:
-        raise ValueError("there is no batch to evaluate on; give a test split that is not empty")
     return {"iou": 100 * int(intersection) / max(1, int(union))}
 
 
@@ -159,9 +151,7 @@ def psnr(restored: torch.Tensor, target: torch.Tensor, data_range: float = 1.0) 
 
 @torch.no_grad()
 def evaluate_psnr(
-    model: nn.Module,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    device: torch.device | str = "cpu",
+    model: nn.Module, batches: Iterable[Batch], device: torch.device | str = "cpu"
 ) -> dict[str, float]:
     """Return ``psnr``, the mean over images in dB, and ``test_l1``, the mean absolute error.
 
@@ -171,10 +161,18 @@ def evaluate_psnr(
     total = torch.zeros((), dtype=torch.float64, device=device)
     error = torch.zeros_like(total)
     images = 0
-    for inputs, targets in batches:
-        targets = targets.to(device)
-        restored = model(inputs.to(device)).float()
+    for inputs, targets in _moved(batches, device):
+        restored = model(inputs).float()
         error += (restored - targets).abs().flatten(1).mean(1).sum()
         total += psnr(restored.clamp(0, 1), targets).sum()
         images += len(targets)
     return {"psnr": float(total) / images, "test_l1": float(error) / images}
+
+
+def _moved(batches: Iterable[Batch], device: torch.device | str) -> Iterator[Batch]:
+    """Yield batches on a device; there must be some."""
+    inputs = None
+    for inputs, targets in batches:
+        yield inputs.to(device), targets.to(device)
+    if inputs is None:
+        raise ValueError("there is no batch to evaluate on; give a test split that is not empty")

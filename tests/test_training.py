@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 from torch import nn
 
+from repro import training
 from repro.training import evaluate_binary_segmentation, evaluate_classifier, fit, plain_step
 
 
@@ -68,6 +69,12 @@ def test_fit_equals_a_loop_written_by_hand(model, batches):
 def test_nothing_to_train(model, epochs, loader, named):
     with pytest.raises(ValueError, match=named):
         fit(model, lambda a, b: torch.zeros(()), loader, epochs=epochs)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "binary_segmentation", "psnr"])
+def test_nothing_to_evaluate_on(kind):
+    with pytest.raises(ValueError, match="no batch to evaluate on"):
+        getattr(training, f"evaluate_{kind}")(nn.Identity(), iter(()))
 
 
 def test_classification_against_scikit_learn(model, batches):

@@ -121,14 +121,13 @@ def load(
         if isinstance(fetched, str):
             raise _not_found(name, root, fetched)
         source = fetched
-    elif not source.path.is_relative_to(paths.data_roots(root)[0]):
-        _check_folders(root)
+    elif not source.path.is_relative_to(paths.data_roots(root)[0]) and (
+        problem := paths.data_problem(root)
+    ):
+        raise DataFolderError(problem)
     data = _read(name, source, size, per_class, split)
-    return _road_against_rest(data) if binary else data
-
-
-def _road_against_rest(data: ImageData) -> ImageData:
-    """CamVid with masks of 1 for road and 0 otherwise: the stand-in for Carvana."""
+    if not binary:
+        return data
     splits = {
         name: replace(split, masks=(split.masks == ROAD).byte())
         for name in SPLITS
@@ -148,7 +147,7 @@ def divided_anew(decoded: Decoded) -> Decoded:
     """Divide the images of all splits at random into ``train`` and ``test``; see `TRAIN_SHARE`."""
     tensors = [split.tensors() for split in decoded.splits.values()]
     whole = Split(**{name: torch.cat([part[name] for part in tensors]) for name in tensors[0]})
-    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0), device="cpu")
     cut = round(TRAIN_SHARE * len(whole))
     parts = {"train": order[:cut], "test": order[cut:]}
     return Decoded(
@@ -162,7 +161,8 @@ def available(root: Root = None) -> dict[str, str]:
     Raises:
         DataFolderError: `root` or `$REPRO_DATA` is no folder.
     """
-    _check_folders(root)
+    if problem := paths.data_problem(root):
+        raise DataFolderError(problem)
     on_disk = {name: source.located for name in ON_DISK if (source := _find(name, root))}
     return {**EMBEDDED, **on_disk, "phantom": "generated"}
 
@@ -195,11 +195,6 @@ def download(names: Sequence[str] = ON_DISK, root: Root = None) -> dict[str, str
 def _check_name(name: str) -> None:
     if name not in NAMES:
         raise DatasetError(f"unknown dataset {name!r}: expected one of {', '.join(NAMES)}")
-
-
-def _check_folders(root: Root) -> None:
-    if problem := paths.data_problem(root):
-        raise DataFolderError(problem)
 
 
 def _check_options(
@@ -274,7 +269,8 @@ def _streamed(
     images: dict[str, Any] = {name: StreamedImages(own, size) for name, own in items.items()}
     if sum(own.shape.numel() for own in images.values()) <= MEMORY_SHARE * memory_bytes():
         return None
-    labels = {name: torch.tensor([item.label for item in own]) for name, own in items.items()}
+    with torch.device("cpu"):
+        labels = {name: torch.tensor([item.label for item in own]) for name, own in items.items()}
     return Decoded(classes, {name: Split(own, labels[name]) for name, own in images.items()})
 
 
@@ -291,8 +287,6 @@ def _read(
         content = source.content(per_class)
         key = digest([FORMAT, source.record_name, content, size, per_class, *anew])[:16]
         decoded = _streamed(source, size, per_class) or cached(f"{name}-{key}", build)
-    except DatasetError:
-        raise
     # torchvision raises RuntimeError for a wrong checksum, OSError for a missing file.
     except (RuntimeError, OSError, EOFError) as error:
         raise CorruptDatasetError(

@@ -70,7 +70,7 @@ def decode(items: Sequence[Item], size: int | Size | None, prepare: Prepare | No
     labels = [item.label for item in items if item.label is not None]
     return Split(
         torch.from_numpy(images),
-        torch.tensor(labels) if labels else None,
+        torch.tensor(labels, device="cpu") if labels else None,
         None if masks is None else torch.from_numpy(masks),
     )
 
@@ -88,8 +88,10 @@ class StreamedImages:
     def __len__(self) -> int:
         return len(self._items)
 
-    def __getitem__(self, indices: Tensor) -> "StreamedImages":
-        return StreamedImages([self._items[i] for i in indices.tolist()], self._size)
+    def __getitem__(self, index: Tensor | slice) -> "StreamedImages":
+        # As of a tensor: also by a boolean mask.
+        chosen = torch.arange(len(self), device="cpu")[index].tolist()
+        return StreamedImages([self._items[i] for i in chosen], self._size)
 
     def decoded(self) -> Tensor:
         """Decode all images with a thread for each core: uint8, (N, 3, H, W)."""

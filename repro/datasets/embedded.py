@@ -99,7 +99,7 @@ def photos(
                 window = (slice(top, top + height), slice(left, left + width))
                 images.append(image[window].transpose(2, 0, 1))
                 masks.append(mask[window])
-        labels = torch.arange(len(photographs)).repeat_interleave(count)
+        labels = torch.arange(len(photographs), device="cpu").repeat_interleave(count)
         splits.append(
             Split(torch.from_numpy(np.stack(images)), labels, torch.from_numpy(np.stack(masks)))
         )

@@ -64,17 +64,18 @@ class Split:
         if count == len(self):
             raise DatasetError(f"{count} samples of {count} leave none: give fewer")
         taken = self._evenly(count)
-        left = torch.ones(len(self), dtype=torch.bool)
+        left = torch.ones(len(self), dtype=torch.bool, device="cpu")
         left[taken] = False
-        return self.chosen(taken), self.chosen(left.nonzero().flatten())
+        return self.chosen(taken), self.chosen(left)
 
     def _evenly(self, count: int) -> Tensor:
         if not 1 <= count <= len(self):
             raise DatasetError(f"{count} samples of {len(self)}: give 1 to {len(self)}")
-        places = torch.linspace(0, len(self) - 1, count)  # as of the records that there are
-        if len(places.round().unique()) < count:  # float32 is too coarse for so many
-            places = torch.linspace(0, len(self) - 1, count, dtype=torch.float64)
-        return places.round().long()
+        for dtype in (torch.float32, torch.float64):  # the former, as of the records that there are
+            places = torch.linspace(0, len(self) - 1, count, dtype=dtype, device="cpu").round()
+            if len(places.unique()) == count:  # else float32 is too coarse for so many
+                break
+        return places.long()
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,12 +69,22 @@ class TensorLoader:
         std: Sequence[float] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        _check_data(images, targets)
-        self.masked = targets.dim() == 3
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.numel() == 0:
+            raise ValueError(
+                f"images: {images.dtype} of shape {tuple(images.shape)}; expected uint8 pixels "
+                "(N, C, H, W) with no side 0, normalisation happens in the loader"
+            )
+        labels = targets.dtype == torch.int64 and targets.dim() == 1
+        masks = targets.dtype == torch.uint8 and targets.shape[1:] == images.shape[2:]
+        if len(targets) != len(images) or not (labels or masks):
+            raise ValueError(
+                f"targets: {targets.dtype} of shape {tuple(targets.shape)}; expected int64 labels "
+                f"(N,) or uint8 masks (N, H, W) for images of shape {tuple(images.shape)}"
+            )
+        self.masked = masks  # cut and flipped as images of one channel, (N, 1, H, W)
         check_counts(0, seed=seed, padding=padding)
         self.seed, self.padding = int(seed), padding
         self.shuffle, self.flip, self.epoch = shuffle, flip, 0
-        self._length = len(images)
         height, width = self._image_size = tuple(images.shape[2:])
 
         if crop not in ("random", "center"):
@@ -92,9 +102,7 @@ class TensorLoader:
 
         self.device = torch.device(device) if device is not None else images.device
         self._images = images.to(self.device).contiguous()
-        # Masks are cut and flipped as images of one channel, (N, 1, H, W).
-        self._targets = (targets.unsqueeze(1) if self.masked else targets).to(self.device)
-        self._targets = self._targets.contiguous()
+        self._targets = (targets.unsqueeze(1) if masks else targets).to(self.device).contiguous()
         if mean is None or std is None:
             measured = channel_statistics(self._images)
             mean = measured[0] if mean is None else mean
@@ -136,7 +144,7 @@ class TensorLoader:
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
-        return -(-self._length // self.batch_size)
+        return -(-len(self._targets) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.
@@ -150,20 +158,21 @@ class TensorLoader:
 
     def _plan_epoch(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Draw order, crop corners (row * width + column) and flips of an epoch, each (N,)."""
-        generator, n = generator_of(self.seed, epoch), self._length
-        order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
+        generator, n = generator_of(self.seed, epoch), len(self._targets)
         free = [
             side + 2 * self.padding - cut
             for side, cut in zip(self._image_size, self.crop_size, strict=True)
         ]
-        if self.crop == "random":
-            top, left = (torch.randint(f + 1, (n,), generator=generator) for f in free)
-        else:
-            top, left = (torch.full((n,), f // 2) for f in free)
+        with torch.device("cpu"):  # whatever the caller's default device is
+            order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
+            if self.crop == "random":
+                top, left = (torch.randint(f + 1, (n,), generator=generator) for f in free)
+            else:
+                top, left = (torch.full((n,), f // 2) for f in free)
+            flips = torch.randint(2, (n,), generator=generator) if self.flip else torch.zeros(0)
         corner = top * (self._image_size[1] + 2 * self.padding) + left
-        flips = torch.randint(2, (n,), generator=generator) if self.flip else torch.zeros(0)
-        plan = order, corner, flips  # the host does not wait for the epoch before
-        pinned = (accelerator.pinned(part, self.device) for part in plan)
+        # Pinned: the host does not wait for the epoch before.
+        pinned = (accelerator.pinned(part, self.device) for part in (order, corner, flips))
         order, corner, flips = (part.to(self.device, non_blocking=True) for part in pinned)
         return order, corner, flips
 
@@ -197,7 +206,11 @@ class TensorLoader:
         if tuple(batch.shape[2:]) == self.crop_size:
             batch = batch if self.padding else batch.index_select(0, index)
         else:
-            windows = _windows(batch, self.crop_size)
+            channels, height, width = batch.shape[1:]
+            strides = (1, height * width, width, 1)
+            sizes = (channels, *self.crop_size)  # of a window: a row for each first element
+            last = sum((size - 1) * step for size, step in zip(sizes, strides[1:], strict=True))
+            windows = batch.as_strided((batch.numel() - last, *sizes), strides)
             batch = windows.index_select(0, index * batch[0].numel() + corner)
         if self.flip:
             # Row b is image b, row B + b its mirror image. Selecting rows of uint8 is faster than
@@ -220,8 +233,7 @@ class Ahead:
         self, loader: Iterable[Batch], device: torch.device | str, count: int = 2, *,
         always: bool = False,
     ) -> None:  # fmt: skip
-        if count < 1:
-            raise ValueError(f"count is {count}; give at least 1")
+        check_counts(count=count)
         self._loader, self._device, self._count = loader, torch.device(device), count
         self._threaded = always or accelerator.is_accelerator(device)
 
@@ -259,7 +271,7 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     """Mean and standard deviation of each channel of uint8 images (N, C, H, W) scaled to [0, 1]."""
     # Integer sums of one chunk are exact, and a chunk keeps the wider copy of the pixels small.
     chunk = max(1, (1 << 24) // images[0].numel())
-    total = torch.zeros(images.shape[1], dtype=torch.float64)
+    total = torch.zeros(images.shape[1], dtype=torch.float64, device="cpu")
     squares = torch.zeros_like(total)
     for part in images.split(chunk):
         pixels = part.to(torch.int32)
@@ -271,26 +283,3 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     # Of a constant channel rounding would leave a little, by which the pixels were divided.
     variance[squares * (images.numel() // images.shape[1]) == total.square()] = 0
     return tuple(mean.tolist()), tuple(variance.sqrt().tolist())
-
-
-def _windows(batch: Tensor, size: Size) -> Tensor:
-    """View a contiguous (N, C, H, W) tensor as (starts, C, *size): one row per first element."""
-    channels, height, width = batch.shape[1:]
-    strides = (1, height * width, width, 1)
-    last = (channels - 1) * strides[1] + (size[0] - 1) * width + size[1] - 1
-    return batch.as_strided((batch.numel() - last, channels, *size), strides)
-
-
-def _check_data(images: Tensor, targets: Tensor) -> None:
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.numel() == 0:
-        raise ValueError(
-            f"images: {images.dtype} of shape {tuple(images.shape)}; expected uint8 pixels "
-            "(N, C, H, W) with no side 0, normalisation happens in the loader"
-        )
-    labels = targets.dtype == torch.int64 and targets.dim() == 1
-    masks = targets.dtype == torch.uint8 and targets.shape[1:] == images.shape[2:]
-    if len(targets) != len(images) or not (labels or masks):
-        raise ValueError(
-            f"targets: {targets.dtype} of shape {tuple(targets.shape)}; expected int64 labels (N,) "
-            f"or uint8 masks (N, H, W) for images of shape {tuple(images.shape)}"
-        )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from repro.datasets.image_data import DatasetError
+from repro.datasets.image_data import DatasetError, Size
 from repro.datasets.loader import Batch, TensorLoader, generator_of
 
 
@@ -38,8 +38,8 @@ def noisy(images: Tensor, sigma: float, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for part in images.split(16):
-        noise = torch.randn(part.shape, generator=generator).mul_(255 * sigma).to(part.device)
-        parts.append((part + noise).round_().clamp_(0, 255).to(torch.uint8))
+        noise = torch.randn(part.shape, generator=generator, device="cpu").mul_(255 * sigma)
+        parts.append((part + noise.to(part.device)).round_().clamp_(0, 255).to(torch.uint8))
     return torch.cat(parts)
 
 
@@ -75,8 +75,14 @@ class PatchLoader(TensorLoader):
         self.augment, self._inputs = augment, inputs.shape[1]
         stacked = torch.cat((inputs, functional.pixel_unshuffle(targets, self.scale)), 1)
         options |= {"mean": [0.0] * stacked.shape[1], "std": [1.0] * stacked.shape[1]}
-        none = torch.zeros(len(stacked), dtype=torch.int64)
+        none = stacked.new_zeros(len(stacked), dtype=torch.int64)
         super().__init__(stacked, none, batch_size, crop_size=patch, **options)
+
+    def set_resolution(self, resolution: int | Size | None) -> None:
+        """Refused, but for None: resized as further channels, targets would be no images."""
+        if resolution is not None:
+            raise DatasetError("resolution would part inputs from targets: give another patch=")
+        super().set_resolution(None)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.
@@ -85,7 +91,8 @@ class PatchLoader(TensorLoader):
         """
         generator = generator_of(self.seed, self.epoch, 1)
         # Copied once for the whole epoch: a copy per mini-batch would wait for the device.
-        draws = torch.randint(2, (3, self._length, 1, 1, 1), generator=generator).bool()
+        shape = (3, len(self._targets), 1, 1, 1)
+        draws = torch.randint(2, shape, generator=generator, device="cpu").bool()
         parts = draws.to(self.device).split(self.batch_size, 1)
         return self._patches(super().__iter__(), parts)
 

@@ -5,7 +5,7 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,10 +86,7 @@ class Source:
 def find(name: str, root: Path) -> Source | None:
     """The source of dataset `name` in `root`, or None. Others' layouts come first."""
     native = _NATIVE[name][0](name, root) if name in _NATIVE else None
-    source = native or _own_layout(name, root)
-    if source is not None and source.hashed is None:  # listed for its content and for its images
-        return replace(source, everything=functools.cache(source.everything))
-    return source
+    return native or _own_layout(name, root)
 
 
 def looked_for(name: str) -> list[str]:
@@ -116,6 +113,9 @@ def _own_layout(name: str, root: Path) -> Source | None:
     def contents() -> dict[str, Encoded]:
         return (read_archive if packed else read_folder)(path, int(name not in pictures.NAMES))
 
+    def listed() -> Listing:
+        return _listed(name, contents(), path)
+
     def hashed() -> list[Path]:
         return [path] if packed else [cast(Path, file) for file in contents().values()]
 
@@ -124,7 +124,7 @@ def _own_layout(name: str, root: Path) -> Source | None:
         record_name=f"{name}-jpeg" if name in _NATIVE else name,
         layout=f"{'archive' if packed else 'folder'} {path.name}",
         path=path,
-        everything=lambda: _listed(name, contents(), path),
+        everything=listed if packed else functools.cache(listed),
         # An archive is read as a whole: if its images exceed the memory, it must be unpacked.
         hashed=hashed if packed or name != "imagenet" else None,
     )
@@ -195,6 +195,7 @@ def _imagenet(name: str, root: Path) -> Source | None:
     if not any((folder / mark).is_file() for mark in marks):
         return None
 
+    @functools.cache  # listed for its content and for its images
     def everything() -> Listing:
         items = {}
         for split, theirs in (("train", "train"), ("test", "val")):

@@ -25,18 +25,17 @@ class NonFiniteError(FloatingPointError):
     def __init__(
         self, what: str, worker: int, epoch: int, step: int | None, lr: float | None = None
     ) -> None:
+        super().__init__(what, worker, epoch, step, lr)  # by which it is pickled
         self.worker, self.epoch, self.step = worker, epoch, step
-        self._arguments = (what, worker, epoch, step, lr)
+
+    def __str__(self) -> str:
+        what, worker, epoch, step, lr = self.args
         where = f"epoch {epoch}" if step is None else f"epoch {epoch}, step {step} of its share"
         rate = "" if lr is None else f" (it was {lr:g})"
-        super().__init__(
+        return (
             f"training diverged: {what} (worker {worker}, {where}); nothing of this share was "
             f"merged; lower the learning rate{rate}, or look for such values in data and loss"
         )
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """Pickle by the arguments, for transfer between processes."""
-        return NonFiniteError, self._arguments
 
 
 class ClusterError(RuntimeError):

@@ -275,7 +275,17 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
             try:
                 _start(ray, needed, state_bytes) if address is None else _join(ray, address)
             except (Exception, SystemExit) as error:  # Ray raises a bare Exception at a timeout
-                raise ClusterError(f"{_why(address)} ({first_line(error)})") from error
+                why = (
+                    f"no Ray cluster at address {address!r}; start one with 'ray start --head', or "
+                    "leave the address out; one that asks for a token needs RAY_AUTH_MODE=token in "
+                    "the environment"
+                )
+                if address is None:
+                    why = (
+                        "Ray does not start here, tried twice; it needs the loopback interface and "
+                        "a writable folder (RAY_TMPDIR, else /tmp); engine='local' needs neither"
+                    )
+                raise ClusterError(f"{why} ({first_line(error)})") from error
         held = ray.cluster_resources()
         for kind, amount in needed.items():
             if held.get(kind, 0) < amount:
@@ -284,18 +294,6 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
                     "add machines, or lower cpus_per_worker"
                 )
         yield ray
-
-
-def _why(address: str | None) -> str:
-    if address is None:
-        return (
-            "Ray does not start here, tried twice; it needs the loopback interface and a writable "
-            "folder (RAY_TMPDIR, else /tmp); engine='local' needs neither"
-        )
-    return (
-        f"no Ray cluster at address {address!r}; start one with 'ray start --head', or leave the "
-        "address out; one that asks for a token needs RAY_AUTH_MODE=token in the environment"
-    )
 
 
 def _join(ray: Any, address: str) -> None:

@@ -32,8 +32,12 @@ class InfeasiblePlan(ValueError):
     """
 
     def __init__(self, k: float, k_max: float, n_small: int, n_large: int, why: str) -> None:
+        super().__init__(k, k_max, n_small, n_large, why)  # by which it is pickled
         self.k, self.k_max = k, k_max
-        super().__init__(
+
+    def __str__(self) -> str:
+        k, k_max, n_small, n_large, why = self.args
+        return (
             f"k is {k:g}, for which {why}; with {n_small} small-batch and {n_large} large-batch "
             f"workers feasible k are above 1 and at most {k_max:.6g}"
         )
@@ -129,13 +133,10 @@ class DualBatchPlan:
         if not is_number(k):
             raise ValueError(f"k is {k!r}; feasible k are above 1 and at most {k_max:.6g}")
         k = float(k)
-
-        def infeasible(why: str) -> InfeasiblePlan:
-            return InfeasiblePlan(k, k_max, n_small, n_large, why)
-
+        infeasible = partial(InfeasiblePlan, k, k_max, n_small, n_large)
         if k <= 1:
             raise infeasible("a smaller batch has no extra time to take")
-        if k > k_max * (1 + 1e-12):
+        if k > k_max * (1 + 5e-6):  # of the error's own k_max, rounded, B_S is one sample
             raise infeasible("B_S would be below one sample")
         # Equation 4, k (a + b/B_L) d/n = (a + b/B_L) d_L. With fractions, since in floating point
         # 1.15 · 50,000 / 4 is below 14,375.

@@ -123,8 +123,7 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
         A fast worker may start its next epoch while the whole training is within one; it takes the
         setting of the training's current epoch. After the end it is the last epoch's setting.
         """
-        index = math.ceil(max(0, min(len(self) - 1, epochs_done - 1e-9)))
-        return self._settings[index]
+        return self._settings[math.ceil(max(0, min(len(self) - 1, epochs_done - 1e-9)))]
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:

@@ -117,7 +117,19 @@ class ParameterServer:
         staleness: float | None = None,
         merge: str | None = None,
     ) -> None:
-        _check_initial(state)
+        for name, tensor in state.items():
+            if not isinstance(tensor, Tensor) or tensor.dtype.is_complex:
+                kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(
+                    f"the state's {name!r} is of type {kind}, which cannot be merged; keep it out "
+                    "of the model's state, such as by register_buffer(..., persistent=False)"
+                )
+        if (wrong := not_finite(state)) is not None:
+            raise ValueError(
+                f"the initial state's {wrong!r} is not finite, and cannot be merged; mend it, or "
+                "keep a constant such as a mask out of the state by register_buffer(..., "
+                "persistent=False)"
+            )
         self.sync, self.staleness = sync, _bound(sync, staleness, merge)
         self.merge = merge or ("average" if sync == "bsp" else "journal")
         self.workers = whole("workers", workers, 1)
@@ -146,11 +158,12 @@ class ParameterServer:
                 f"worker {worker} is to wait: it has committed {self.iterations[worker]} shares, "
                 f"the slowest {min(self.iterations)}, the bound {self.staleness:g}; see may_start"
             )
-        state = {name: tensor.clone() for name, tensor in self.state.items()}
-        pull = Pull(int(worker), self.iterations[worker], self.version, state)
-        self.pulls[pull.worker] = replace(pull, state=self.state)  # theirs may change in place
-        return pull
+        pull = Pull(int(worker), self.iterations[worker], self.version, self.state)
+        self.pulls[pull.worker] = pull
+        # A copy, since a worker may train it in place.
+        return replace(pull, state={name: tensor.clone() for name, tensor in self.state.items()})
 
+    @torch.no_grad()  # parameters, too, may be pushed
     def push(
         self,
         worker: int,
@@ -290,21 +303,6 @@ class ParameterServer:
                 f"{sorted(ours - theirs)[:5]}; push what model.state_dict() gives for the model "
                 "that was pulled"
             )
-
-
-def _check_initial(state: State) -> None:
-    for name, tensor in state.items():
-        if not isinstance(tensor, Tensor) or tensor.dtype.is_complex:
-            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(
-                f"the state's {name!r} is of type {kind}, which cannot be merged; keep it out of "
-                "the model's state, such as by register_buffer(..., persistent=False)"
-            )
-    if (wrong := not_finite(state)) is not None:
-        raise ValueError(
-            f"the initial state's {wrong!r} is not finite, and cannot be merged; mend it, or keep "
-            "a constant such as a mask out of the state by register_buffer(..., persistent=False)"
-        )
 
 
 def _bound(sync: str, staleness: float | None, merge: str | None) -> float:

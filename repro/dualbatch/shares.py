@@ -48,9 +48,9 @@ def share_of(
     start = sum(plan.share_of(other) for other in plan.kinds[:worker])
     drawn = np.random.SeedSequence([seed, iteration]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(drawn[0] >> np.uint64(1)))
-    order = torch.randperm(plan.samples, generator=generator)
+    order = torch.randperm(plan.samples, generator=generator, device="cpu")
     # Rounding up may require a few more samples than the data has.
-    places = (start + torch.arange(plan.share_of(kind))) % plan.samples
+    places = (start + torch.arange(plan.share_of(kind), device="cpu")) % plan.samples
     own_seed = int(np.random.SeedSequence([seed, iteration, worker]).generate_state(1)[0])
     return Share(order[places], plan.batch_of(kind), setting.resolution, own_seed)
 

@@ -104,8 +104,7 @@ def train_dual_batch(
             "model_fn is a model; give a function that makes a new one each time, such as "
             "lambda: copy.deepcopy(model)"
         )
-    _check_plans(plan, schedule)
-    _check_data(data, plan, schedule)
+    _check_samples(data, plan, schedule)
     clock = {"time_models": time_models, "jitter": jitter or None, "slowdowns": slowdowns}
     of_ray = {"address": address, "cpus_per_worker": cpus_per_worker}
     _check_unused(of_ray if engine == "local" else clock | {"follow": follow}, f"engine={engine!r}")
@@ -132,7 +131,7 @@ def train_dual_batch(
     return DualBatchResult(carried.server.state, carried.history, carried.server.log)
 
 
-def _check_plans(plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:
+def _check_samples(data: Any, plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:
     for setting in schedule:
         own = setting.plan or plan
         if own.kinds != plan.kinds or own.samples != plan.samples:
@@ -141,12 +140,9 @@ def _check_plans(plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> No
                 f"{own.n_large} large-batch workers for {own.samples} samples, the training's "
                 f"{plan.n_small} and {plan.n_large} for {plan.samples}; give plans of the same"
             )
-
-
-def _check_data(data: Any, plan: DualBatchPlan, schedule: CyclicProgressiveSchedule) -> None:
     if callable(data):
         return
-    if len(data) != 2 or not all(isinstance(tensor, Tensor) for tensor in data):
+    if not isinstance(data, Sequence) or [isinstance(t, Tensor) for t in data] != [True, True]:
         raise ValueError(
             "data is no pair of tensors (inputs, targets), and no function from a Share to its "
             "mini-batches; give one of them"

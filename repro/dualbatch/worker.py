@@ -5,8 +5,7 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", 
 
 A worker keeps no state: its result depends only on the pulled state, its optimizer's state, its
 number and the number of its share. So a share that was lost with its worker is repeated bit for
-bit, and engines agree. The server keeps each worker's optimizer state between its shares, and with
-it the buffers of a loss that is a module.
+bit, and engines agree. The server keeps the rest between shares: see `Trained`.
 """
 
 import copy
@@ -30,12 +29,11 @@ from repro.dualbatch.functions import Parts, Seen, differing
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 from repro.dualbatch.shares import Data, batches_of, share_of
-from repro.measure import accelerator
+from repro.measure.untouched import random_numbers
 
 OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have
 Loss = Callable[[Tensor, Tensor], Tensor]
 Passes = Callable[[nn.Module, Loss], Callable[[Tensor, Tensor], Tensor | float]]
-_LARGEST_SEED = 2**64 - 1  # torch's limit
 _NUMBER = re.compile(r"-?(\d[\d.e+-]*|inf|nan)|True|False")
 _LOSS = -1  # in an optimizer's state, the key of the loss's buffers
 _made: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of all recipes of this process
@@ -97,7 +95,7 @@ class Recipe:
             )
         choice("factor", self.factor, FACTORS)
         choice("optimizer_state", self.optimizer_state, ("kept", "restarted"))
-        object.__setattr__(self, "seed", whole("seed", self.seed, 0, _LARGEST_SEED))
+        object.__setattr__(self, "seed", whole("seed", self.seed, 0, 2**64 - 1))  # torch's limit
         if self.autocast not in (None, torch.bfloat16):
             raise ValueError(f"autocast is {self.autocast}; give torch.bfloat16 or None")
         if self.passes_fn is not None and self.autocast is not None:
@@ -128,7 +126,7 @@ class Recipe:
     def parts(self, loss_fn: Loss | None = None) -> Parts:
         """Visible parts of functions and data, of a data function that is an object its class."""
         return (
-            Seen("loss_fn", loss_fn or self.loss_fn).parts
+            Seen("loss_fn", self.loss_fn if loss_fn is None else loss_fn).parts
             | Seen("optimizer_fn", self.optimizer_fn).parts
             | Seen("data", self.data, objects=False).parts
         )
@@ -187,10 +185,8 @@ class Worker:
         self.model = recipe.make_model()
         self._dropout = dropout_rates(self.model)
         self._unsaved = UnsavedBuffers(self.model)
-        self._loss_fn: Loss = recipe.loss_fn
-        if loss_state := _buffers_of(self._loss_fn):
-            self._loss_fn = copy.deepcopy(self._loss_fn)
-        self._loss_state = loss_state
+        self._loss_state = _buffers_of(recipe.loss_fn)
+        self._loss_fn: Loss = copy.deepcopy(recipe.loss_fn) if self._loss_state else recipe.loss_fn
         self._last: weakref.ref[torch.optim.Optimizer] | None = None
         self._passes: Callable[[Tensor, Tensor], Any] = self._ordinary
         if recipe.passes_fn is not None:
@@ -311,7 +307,7 @@ class Worker:
 
     def _make_optimizer(self, lr: float, left: OptimizerState | None) -> torch.optim.Optimizer:
         """Make a share's optimizer; load its state and the loss's from the share before."""
-        make = self.recipe.optimizer_fn or sgd
+        make = sgd if self.recipe.optimizer_fn is None else self.recipe.optimizer_fn
         optimizer = make(list(self.model.parameters()), lr)
         checks.check_optimizer(optimizer, self.model)
         if self._last is not None and self._last() is optimizer:
@@ -370,13 +366,11 @@ def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
 @contextmanager
 def seeded(device: str, seed: int) -> Iterator[None]:
     """Seed all generators of a process inside a ``with`` block, and restore them at the end."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with accelerator.forked_rng(device):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)  # noqa: NPY002
+    put_back = random_numbers([torch.device(device)])
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        put_back()

@@ -30,7 +30,6 @@ __all__ = [
     "unet",
 ]
 
-_OTHERS = ("Pix2PixHD", "build")
 _TORCHVISION = "torchvision/"
 
 
@@ -46,8 +45,18 @@ def build(name: str, **options: Any) -> nn.Module:
         ValueError: The name or an option is unknown, or an option's value is not allowed.
     """
     if name.startswith(_TORCHVISION):
-        return _build_torchvision(name.removeprefix(_TORCHVISION), options)
-    known = [other for other in __all__ if other not in _OTHERS]
+        from repro._torchvision import torchvision  # slow to import
+
+        name = name.removeprefix(_TORCHVISION)
+        known = torchvision.models.list_models(module=torchvision.models)
+        if name not in known:
+            raise ValueError(
+                f"torchvision {torchvision.__version__} has no classifier {name!r}: choose "
+                f"{_TORCHVISION} and one of {', '.join(known)}"
+            )
+        check_at_least(1, num_classes=options.get("num_classes", 1))
+        return torchvision.models.get_model(name, weights=None, **options)
+    known = [other for other in __all__ if other not in ("Pix2PixHD", "build")]
     if name not in known:
         raise ValueError(
             f"the model {name!r} is not known: choose one of {', '.join(known)}, or "
@@ -61,16 +70,3 @@ def build(name: str, **options: Any) -> nn.Module:
             f"{', '.join(allowed)}"
         )
     return function(**options)
-
-
-def _build_torchvision(name: str, options: dict[str, Any]) -> nn.Module:
-    from repro._torchvision import torchvision  # slow to import
-
-    known = torchvision.models.list_models(module=torchvision.models)
-    if name not in known:
-        raise ValueError(
-            f"torchvision {torchvision.__version__} has no classifier {name!r}: choose "
-            f"{_TORCHVISION} and one of {', '.join(known)}"
-        )
-    check_at_least(1, num_classes=options.get("num_classes", 1))
-    return torchvision.models.get_model(name, weights=None, **options)

@@ -1,5 +1,7 @@
 """Checks and layers shared by several architectures."""
 
+from typing import Literal
+
 from torch import nn
 
 from repro.measure.checks import is_whole
@@ -25,11 +27,11 @@ def check_form(step: int, rest: int = 0, **options: int) -> None:
             )
 
 
-def he_normal(model: nn.Module) -> None:
-    """Draw the weights of convolutions from N(0, 2 / fan-out), He et al. 2015, equation 14."""
+def he_normal(model: nn.Module, mode: Literal["fan_in", "fan_out"] = "fan_out") -> None:
+    """Draw the weights of convolutions from N(0, 2 / fan), He et al. 2015, equations 10 and 14."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
 
 
 def conv_bn(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Module:

@@ -56,8 +56,7 @@ class AlexNet(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, 3, H, W), at least 67 pixels a side, to logits (B, num_classes)."""
-        logits: torch.Tensor = self.classifier(self.features(images).flatten(1))
-        return logits
+        return self.classifier(self.features(images).flatten(1))
 
 
 alexnet = AlexNet  # named as the functions that build the other architectures

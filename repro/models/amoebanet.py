@@ -130,10 +130,9 @@ class Cell(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.fit = _relu_conv_bn(in_channels, channels)
-        self.fit_before: nn.Module = nn.Identity()
         if before_is_larger:
-            self.fit_before = FactorizedReduction(before_channels, channels)
-        elif before_channels != channels:
+            self.fit_before: nn.Module = FactorizedReduction(before_channels, channels)
+        else:
             self.fit_before = _relu_conv_bn(before_channels, channels)
 
         self.states = tuple((left[0], right[0]) for left, right in genotype.pairs)
@@ -149,9 +148,8 @@ class Cell(nn.Module):
         states = [self.fit(x), self.fit_before(before)]  # 2 of (B, C, H, W)
         operations = iter(self.operations)
         for left, right in self.states:
-            left_result = next(operations)(states[left])
-            right_result = next(operations)(states[right])
-            states.append(left_result + right_result)  # (B, C, ⌈H/stride⌉, ⌈W/stride⌉)
+            # (B, C, ⌈H/stride⌉, ⌈W/stride⌉)
+            states.append(next(operations)(states[left]) + next(operations)(states[right]))
         return torch.cat([states[index] for index in self.returned], dim=1)
 
 

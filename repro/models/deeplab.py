@@ -8,6 +8,7 @@ the paper's n, and H/s, W/s the size after a total stride of s, rounded up.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from repro.models._shared import check_at_least, conv_bn, conv_bn_relu
 MIDDLE_BLOCKS = 16
 ATROUS_RATES = (6, 12, 18)  # of the pyramid at output stride 16
 DROPOUT = 0.1  # the authors' code keeps 0.9
+
+_resize = partial(F.interpolate, mode="bilinear", align_corners=False)
 
 
 class XceptionBlock(nn.Module):
@@ -56,10 +59,8 @@ class AtrousPyramid(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.views = nn.ModuleList([conv_bn_relu(in_channels, out_channels, 1)])
-        self.views.extend(
-            _separable(in_channels, out_channels, dilation=rate) for rate in ATROUS_RATES
-        )
+        atrous = (_separable(in_channels, out_channels, dilation=rate) for rate in ATROUS_RATES)
+        self.views = nn.ModuleList([conv_bn_relu(in_channels, out_channels, 1), *atrous])
         self.image_view = conv_bn_relu(in_channels, out_channels, 1)
         views = len(self.views) + 1
         self.project = nn.Sequential(
@@ -69,8 +70,7 @@ class AtrousPyramid(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (B, in_channels, H, W) to (B, out_channels, H, W)."""
         views = [view(x) for view in self.views]  # four times (B, out_channels, H, W)
-        mean = x.mean(dim=(2, 3), keepdim=True)  # (B, in_channels, 1, 1)
-        mean = self.image_view(mean)  # (B, out_channels, 1, 1)
+        mean = self.image_view(x.mean(dim=(2, 3), keepdim=True))  # (B, out_channels, 1, 1)
         # The same as bilinear interpolation, which like `expand` would lose channels_last.
         views.append(torch.empty_like(views[0]).copy_(mean))  # (B, out_channels, H, W)
         return self.project(torch.cat(views, dim=1))  # (B, out_channels, H, W)
@@ -157,7 +157,3 @@ def _separable(
         nn.ReLU(inplace=True),
         conv_bn_relu(in_channels, out_channels, 1),
     )  # fmt: skip
-
-
-def _resize(x: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)

@@ -7,7 +7,7 @@ Source: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional
 import torch
 from torch import nn
 
-from repro.models._shared import check_at_least, check_form
+from repro.models._shared import check_at_least, check_form, he_normal
 
 
 class _DenseLayer(nn.Module):
@@ -27,7 +27,7 @@ class DenseNet(nn.Module):
 
     `depth` counts the layers with weights: 3 blocks of (depth - 4) / 3 convolutions, 1 at the
     start, 2 transitions, 1 classifier. Each layer adds `growth` maps, k. Convolutions start from
-    He's normal distribution, as in the paper's section 4.2.
+    `he_normal`, as in the paper's section 4.2.
 
     Raises:
         ValueError: (depth - 4) is not divisible by 3, or a number is too small.
@@ -49,16 +49,12 @@ class DenseNet(nn.Module):
                 parts += [nn.Conv2d(channels, channels, 1, bias=False), nn.AvgPool2d(2)]
         self.features = nn.Sequential(*parts)
         self.classifier = nn.Linear(channels, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight)
+        he_normal(self, "fan_in")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (B, C, H, W) to logits (B, classes)."""
-        # -> (B, channels, H / 4, W / 4) -> (B, channels)
-        maps: torch.Tensor = self.features(x)
-        logits: torch.Tensor = self.classifier(maps.mean((2, 3)))
-        return logits
+        x = self.features(x)  # (B, channels, H / 4, W / 4)
+        return self.classifier(x.mean((2, 3)))
 
 
 def densenet40(growth: int = 12, num_classes: int = 10, in_channels: int = 3) -> DenseNet:

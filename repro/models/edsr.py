@@ -6,12 +6,16 @@ Super-Resolution", CVPRW 2017 (arXiv:1707.02921), sections 3.1 to 3.2.
 In shapes, B is the batch size, C the images' channels, F the features, s the scale.
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from repro.models._shared import check_at_least
 
 RESIDUAL_SCALE = 0.1  # section 3.1
+
+_conv = partial(nn.Conv2d, kernel_size=3, padding=1)
 
 
 class _Block(nn.Module):
@@ -63,7 +67,3 @@ class EDSR(nn.Module):
 
 
 edsr = EDSR  # named as the functions that build the other architectures
-
-
-def _conv(in_channels: int, out_channels: int) -> nn.Conv2d:
-    return nn.Conv2d(in_channels, out_channels, 3, padding=1)

@@ -7,10 +7,6 @@ from PIL import Image
 from repro.datasets import CorruptDatasetError, DatasetError, archives, available, load
 
 
-def cache_files(tmp_path):
-    return sorted((tmp_path / "cache").glob("*.pt"))
-
-
 @pytest.mark.parametrize("packed", [True, False])
 def test_round_trip(tmp_path, packed):
     """Every pixel comes back; the fingerprint depends on content and size alone."""
@@ -42,11 +38,11 @@ def test_cache_is_used_and_follows_the_source(tmp_path, monkeypatch):
         context.setattr("repro.datasets.sources.read_archive", None)  # a second read would fail
         second = load("flowers5", tmp_path)
     assert torch.equal(first.train.images, second.train.images)
-    assert len(cache_files(tmp_path)) == 1
+    assert len(list((tmp_path / "cache").glob("*.pt"))) == 1
     files["flowers5/train/ant/0000.png"] = encode(random_image(999))
     changed = load("flowers5", write(tmp_path, files))
     assert not torch.equal(first.train.images, changed.train.images)
-    assert len(cache_files(tmp_path)) == 2
+    assert len(list((tmp_path / "cache").glob("*.pt"))) == 2
 
 
 MASK = "camvid/test/masks/1.png"

@@ -121,25 +121,18 @@ def put(place: Path, kind: str) -> None:
         place.symlink_to(place.name)  # a circle, which leads nowhere
 
 
-KINDS = ("folder", "pipe", "link")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_named_as_an_image_and_is_none(tmp_path, kind):
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
+def test_what_is_named_as_an_image_or_archive_and_is_none(tmp_path, kind):
+    """It is not passed over for a stand-in, or for a folder of the same name."""
     write_folder(tmp_path, class_files())
     put(tmp_path / IMAGE, kind)
     with pytest.raises(CorruptDatasetError, match=r"x\.png is no file"):
         load("flowers5", tmp_path)
-
-
-@pytest.mark.parametrize("name", ["flowers5", "div2k"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_named_as_an_archive_and_is_none(tmp_path, name, kind):
-    """It is not passed over for a stand-in."""
-    put(tmp_path / f"{name}.tar.xz", kind)
-    assert name in available(tmp_path)
-    with pytest.raises(CorruptDatasetError, match=r"tar\.xz is no file"):
-        load(name, tmp_path)
+    for name in ("flowers5", "div2k"):
+        put(tmp_path / f"{name}.tar.xz", kind)
+        assert name in available(tmp_path)
+        with pytest.raises(CorruptDatasetError, match=r"tar\.xz is no file"):
+            load(name, tmp_path)
 
 
 FORMS = ("JPEG", "PNG", "PPM", "TIFF", "BMP", "GIF", "WEBP")

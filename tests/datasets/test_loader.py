@@ -3,9 +3,10 @@ import threading
 import numpy as np
 import pytest
 import torch
+from dataset_files import class_files, write
 from torch.nn import functional
 
-from repro.datasets import Ahead, TensorLoader, channel_statistics
+from repro.datasets import Ahead, PatchLoader, TensorLoader, channel_statistics, load, noisy
 
 N, HEIGHT, WIDTH = 37, 9, 11
 IMAGES = torch.from_numpy(
@@ -86,6 +87,18 @@ def test_crop_and_flip_against_brute_force(padding, size, flip):
         used |= found
     assert {mirrored for *_, mirrored in used} == {False, flip}
     assert len({place[:2] for place in used}) > N // 3
+
+
+def test_the_callers_default_device_plays_no_part(tmp_path):
+    def made():
+        kept, left = load("flowers5", write(tmp_path, class_files())).train.parted(3)
+        augmented = TensorLoader(kept.images, kept.labels, 2, **MOVED)
+        patches = PatchLoader(left.images, left.images, 2, patch=4, augment=True)
+        return [*epoch(augmented), *epoch(patches), noisy(left.images, 0.1, 0)]
+
+    with torch.device("meta"):
+        inside = made()
+    assert all(map(torch.equal, inside, made()))
 
 
 def test_masks_follow_their_images():
@@ -169,5 +182,5 @@ def test_batches_made_ahead_are_the_loaders_in_pinned_memory(device):
 def test_for_a_cpu_a_loaders_batches_are_passed_on():
     batches = [(torch.zeros(2), torch.zeros(2))]
     assert next(iter(Ahead(batches, "cpu"))) is batches[0]
-    with pytest.raises(ValueError, match="count is 0"):
+    with pytest.raises(ValueError, match="count=0: expected an int"):
         Ahead(batches, "cpu", count=0)

@@ -61,6 +61,8 @@ def test_patches_by_brute_force(scale, augment, crop):
     every = {(y, x) for y in range(HEIGHT - PATCH + 1) for x in range(WIDTH - PATCH + 1)}
     assert corners == (every if crop == "random" else {(1, 3)})
     assert counts.min() >= 15 if augment else counts[0] == 260  # 32 of 260 each
+    with pytest.raises(DatasetError, match="resolution would part inputs from targets"):
+        loader.set_resolution(3)
 
 
 def test_what_an_epoch_depends_on():

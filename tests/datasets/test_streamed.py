@@ -1,13 +1,11 @@
 """Data of a training: images that stay encoded give the mini-batches of those in memory."""
 
-import io
 import struct
 
 import numpy as np
 import pytest
 import torch
 from dataset_files import encode, random_image, write_folder
-from PIL import Image
 from torch import nn
 
 from repro.datasets import CorruptDatasetError, StreamedImages, catalogue, embedded, load, sources
@@ -53,6 +51,9 @@ def test_beyond_the_memory_images_stay_encoded(both, root):
     some = encoded.train.evenly(5)
     assert isinstance(some.images, StreamedImages)
     assert some.images.decoded().equal(whole.train.evenly(5).images)
+    of_one = whole.train.labels == 1
+    for index in (of_one, slice(9, 12)):
+        assert encoded.train.images[index].decoded().equal(whole.train.images[index])
     assert encoded.fingerprint == whole.fingerprint
     assert "decoded as they are needed" in encoded.provenance
     (root / "imagenet/train/n01/n01_2.JPEG").write_bytes(b"nothing")
@@ -90,12 +91,6 @@ def test_mini_batches_and_evaluation_are_those_of_memory(both, samples):
 SHADES = np.array([[0, 272, 30_000, 65_535]] * 4, np.uint16)
 
 
-def encoded_as(form: str, shades: np.ndarray) -> bytes:
-    encoded = io.BytesIO()
-    Image.fromarray(shades).save(encoded, form)
-    return encoded.getvalue()
-
-
 def tiff_of_12_bits() -> bytes:
     """SHADES, of which two pixels lie in three bytes."""
     tags = {256: 4, 257: 4, 258: 12, 259: 1, 262: 1, 266: 1, 273: 134, 277: 1, 278: 4, 279: 24}
@@ -106,10 +101,10 @@ def tiff_of_12_bits() -> bytes:
 
 
 GREY = {
-    "PNG": encoded_as("PNG", SHADES),
-    "TIFF": encoded_as("TIFF", SHADES),
+    "PNG": encode(SHADES),
+    "TIFF": encode(SHADES, "TIFF"),
     "TIFF of 12 bits": tiff_of_12_bits(),
-    "TIFF, 0 is white": encoded_as("TIFF", 65_535 - SHADES).replace(
+    "TIFF, 0 is white": encode(65_535 - SHADES, "TIFF").replace(
         struct.pack("<HHII", 262, 3, 1, 1), struct.pack("<HHII", 262, 3, 1, 0)
     ),
     "PGM": b"P5 4 4 65535\n" + SHADES.astype(">u2").tobytes(),
@@ -125,7 +120,7 @@ def test_grey_of_more_than_8_bits_keeps_its_shades(kind):
 
 def test_a_photograph_of_16_bits_keeps_its_shades(tmp_path, monkeypatch):
     ramp = np.tile(np.arange(100, dtype=np.uint16) * 600, (80, 1))
-    (tmp_path / "ramp.png").write_bytes(encoded_as("PNG", ramp))
+    (tmp_path / "ramp.png").write_bytes(encode(ramp))
     monkeypatch.setattr(embedded, "PHOTOGRAPHS", {"ramp": str(tmp_path / "ramp.png")})
     data = load("photos", image_size=16, train_per_class=4, test_per_class=1)
     assert 16 <= len(data.train.images.unique()) <= 70
@@ -133,6 +128,6 @@ def test_a_photograph_of_16_bits_keeps_its_shades(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_grey_without_a_known_largest_value_is_refused(dtype):
-    encoded = encoded_as("TIFF", SHADES.astype(dtype))
+    encoded = encode(SHADES.astype(dtype), "TIFF")
     with pytest.raises(CorruptDatasetError, match="grey of 8, 12 or 16 bits is read"):
         decode([Item("grey", encoded, label=0)], None)

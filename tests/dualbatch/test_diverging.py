@@ -149,18 +149,6 @@ class TestServer:
             server.push(1, 0, self.poisoned("w", 3e38))
         assert repr(server.state_dict()) == before
 
-    @pytest.mark.parametrize(
-        ("value", "message"),
-        [
-            (torch.tensor([1.0, NAN]), r"initial state's 'x' is not finite"),
-            (torch.ones(2, dtype=torch.complex64), r"'x' is of type torch.complex64, which cannot"),
-            ({"any": 1}, r"'x' is of type dict, which cannot be merged"),
-        ],
-    )
-    def test_states_that_cannot_be_merged(self, value, message):
-        with pytest.raises(ValueError, match=message):
-            ParameterServer({"x": value}, 1)
-
 
 def test_all_of_a_state_is_waited_for_at_once():
     class Waits(TorchDispatchMode):

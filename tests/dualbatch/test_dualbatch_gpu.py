@@ -2,35 +2,21 @@ import math
 
 import pytest
 import torch
+import trainings
 from torch import nn
+from trainings import make_data, make_plan
 
-from repro.dualbatch import (
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    NonFiniteError,
-    Stage,
-    SubStage,
-    train_dual_batch,
-)
-from repro.measure import TimeModel, probe
+from repro.dualbatch import CyclicProgressiveSchedule, NonFiniteError, Stage, SubStage
+from repro.measure import probe
 
 pytestmark = pytest.mark.gpu
 
 
-def make_model():
-    features = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
-    head = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(16, 4))
-    return nn.Sequential(features, nn.AdaptiveAvgPool2d(1), head)
-
-
 def train(device, **options):
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(512, 3, 16, 16, generator=generator)
-    data = images.to(device), torch.randint(4, (512,), generator=generator).to(device)
-    plan = DualBatchPlan.solve(TimeModel(1e-3, 1e-2), 1.1, 2, 2, 48, 512)
-    stages, sub_stages = [Stage(2, 0.1), Stage(2, 0.01)], [SubStage(12, 0.1), SubStage(16, 0.2)]
-    schedule = CyclicProgressiveSchedule(stages, sub_stages)
-    return train_dual_batch(make_model, data, plan, schedule, device=device.type, **options)
+    data = tuple(tensor.to(device) for tensor in make_data(512))
+    stages, sub_stages = [Stage(2, 0.1), Stage(2, 0.01)], [SubStage(4, 0.1), SubStage(6, 0.2)]
+    given = {"schedule": CyclicProgressiveSchedule(stages, sub_stages), "device": device.type}
+    return trainings.train(make_plan(2, 2, 512), data=data, **given, **options)
 
 
 @pytest.mark.parametrize(("sync", "fast"), [("asp", False), ("bsp", True)])
@@ -79,7 +65,8 @@ def test_the_devices_random_state_is_left_alone(device):
 @pytest.mark.cuda_only("it measures times")
 def test_a_probe_fits_lines(device):
     def make_step(batch_size):
-        model = make_model().to(device)
+        layers = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()
+        model = nn.Sequential(*layers).to(device)
         images = torch.randn(batch_size, 3, 64, 64, device=device)
         return lambda: model(images).sum().backward()
 

@@ -128,7 +128,8 @@ TRAININGS = [
     ({"engine": "spark"}, r"engine is 'spark'; choose among local, ray"),
     ({"factor": "cubic"}, r"factor is 'cubic'; choose among linear, sqrt, none"),
     ({"address": "auto"}, r"address cannot be used with engine='local'"),
-    ({"data": make_data()[:1]}, r"data is no pair of tensors .*, and no function"),
+    *(({"data": data}, r"data is no pair of tensors .*, and no function")
+      for data in (make_data()[:1], iter(make_data()))),
     ({"data": (make_data()[0], make_data(59)[1])}, r"60 inputs and 59 targets, the plan is for 60"),
     *(({"schedule": CyclicProgressiveSchedule([Stage(2, 0.1)], subs)}, message)
       for subs, message in SUB_STAGES),

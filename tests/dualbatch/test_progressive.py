@@ -17,10 +17,6 @@ ENDS_7 = [40, 80, 100, 120, 130, 140]
 ENDS_9 = [20, 40, 60, 70, 80, 90, 95, 100, 105]
 
 
-def stages(pairs):
-    return [Stage(epochs, lr) for epochs, lr in pairs]
-
-
 def plan(ratio, large_batch, samples, n_small=1):
     times = TimeModel(1.0, ratio)
     return DualBatchPlan.solve(times, 1.05, n_small, 4 - n_small, large_batch, samples)
@@ -39,7 +35,7 @@ class TestPapersTables:
     def test_tables_7_and_9(self, training, subs, ends):
         samples, pairs = training
         sub_stages = [SubStage(r, p, plan(ratio, b, samples)) for r, p, ratio, b, _ in subs]
-        schedule = CyclicProgressiveSchedule(stages(pairs), sub_stages)
+        schedule = CyclicProgressiveSchedule([Stage(*pair) for pair in pairs], sub_stages)
         expected = []
         for part, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             stage, sub = divmod(part, len(subs))
@@ -55,7 +51,7 @@ class TestPapersTables:
 
     def test_warm_up_of_section_5_1_3(self):
         pairs = [(80, 0.1), (40, 0.02), (20, 0.004)]
-        schedule = CyclicProgressiveSchedule(stages(pairs), warmup_epochs=5)
+        schedule = CyclicProgressiveSchedule([Stage(*pair) for pair in pairs], warmup_epochs=5)
         assert len(schedule) == 140
         rates = [s.lr for s in schedule]
         assert rates[:6] == pytest.approx([0.02, 0.036, 0.052, 0.068, 0.084, 0.1])

@@ -87,8 +87,7 @@ def bias(model):
 
 
 def follow(result, **options):
-    given = {"plan": make_plan(1, 1)} | options
-    return train(follow=result.log, **given)
+    return train(make_plan(1, 1), follow=result.log, **options)
 
 
 # A training whose cluster dies as a whole after its first epoch.
@@ -197,8 +196,7 @@ class WordyError(Exception):
         super().__init__(f"no file {path}")
 
 
-FOREIGN = {"made anew with other words": lambda: WordyError("file.bin")}
-FOREIGN["plain"] = lambda: OwnError("file.bin", 7)
+FOREIGN = {"reworded": lambda: WordyError("file.bin"), "plain": lambda: OwnError("file.bin", 7)}
 
 
 class TestFailures:

@@ -1,6 +1,7 @@
 import io
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from repro.dualbatch import Commit, ParameterServer, ServerError
 
 INF = math.inf
+assert_same = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 AT_EACH_COMMIT = ["journal", "conference", "delta"]
 
 
@@ -30,17 +32,6 @@ def close(state, expected):
         np.testing.assert_allclose(state[name].numpy(), array, rtol=1e-12, atol=1e-12)
     assert state["count"].dtype == torch.int64
     return True
-
-
-def assert_same(one, other):
-    def flat(value):
-        if isinstance(value, dict):
-            return {key: flat(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [flat(item) for item in value]
-        return value.tolist() if isinstance(value, torch.Tensor) else repr(value)
-
-    assert flat(one) == flat(other)
 
 
 def trained(pull, seed):
@@ -132,7 +123,9 @@ class TestMergeRules:
         state = server.pull(0).state
         for tensor in state.values():
             tensor += 1
+        state["weight"].requires_grad_()  # as a parameter
         server.push(0, 0, state)
+        assert not server.state["weight"].requires_grad
         assert close(server.state, {n: array + 1 for n, array in arrays(make_state()).items()})
 
     def test_average_of_a_round_with_factors(self):
@@ -180,20 +173,15 @@ class TestSynchronisation:
         servers = [ParameterServer(make_state(), 3, *sync, merge) for sync in (one, other)]
         for server in servers:
             rng = random.Random(seed)
-            clock = {}  # by worker, when it ends
-            now = 0.0
             for _ in range(24):
-                for worker in range(3):
-                    if worker not in clock and server.may_start(worker):
+                for worker in range(3):  # each pulls as soon as it may
+                    if worker not in server.pulls and server.may_start(worker):
                         server.pull(worker)
-                        clock[worker] = now + rng.uniform(1, 3) * (1 + worker)
-                now, worker = min((end, w) for w, end in clock.items())
-                del clock[worker]
-                push(server, worker)
+                push(server, rng.choice(sorted(server.pulls)))
         orders = [[(c.worker, c.iteration, c.factor) for c in server.log] for server in servers]
         assert orders[0] == orders[1]
         assert close(servers[0].state, arrays(servers[1].state))
-        assert servers[0].version == 24
+        assert servers[0].version == servers[1].version == 24
 
 
 def test_staleness_in_the_log():
@@ -256,22 +244,29 @@ class TestStateDict:
         assert server.state["weight"].sum() == 0
 
 
+NOT_MERGED = [
+    (torch.tensor([1.0, math.nan]), r"initial state's 'x' is not finite"),
+    (torch.ones(2, dtype=torch.complex64), r"'x' is of type torch.complex64, which cannot"),
+    ({"any": 1}, r"'x' is of type dict, which cannot be merged"),
+]
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"workers": 0}, r"workers is 0; give a whole number, at least 1"),
             ({"sync": "sync"}, r"sync is 'sync'; choose among bsp, asp, ssp"),
             ({"merge": "mean"}, r"merge is 'mean'; choose among average, journal, conference"),
             ({"merge": "average"}, r"merge='average' .* needs sync='bsp', not 'asp'"),
             ({"staleness": 1}, r"staleness is 1 with sync='asp'"),
             ({"sync": "ssp"}, r"staleness is None; give a whole number, at least 0"),
             ({"sync": "ssp", "staleness": -1}, r"staleness is -1; give a whole number"),
+            *(({"state": {"x": value}}, message) for value, message in NOT_MERGED),
         ],
     )
     def test_arguments(self, given, message):
         with pytest.raises(ValueError, match=message):
-            ParameterServer(make_state(), **({"workers": 2} | given))
+            ParameterServer(**({"state": make_state(), "workers": 2} | given))
 
     @pytest.mark.parametrize(
         ("change", "message"),

@@ -150,28 +150,13 @@ class Linear(nn.Sequential):
 DOUBLE = (IMAGES.double(), LABELS)
 
 
-class TestPasses:
-    """Workers that compute their gradients otherwise: streamed, or captured."""
-
-    def test_gradients_in_parts_train_as_those_of_the_whole(self):
-        options = {"model_fn": Linear, "data": DOUBLE}
-        whole, parts = train(**options), train(passes_fn=by_hand, **options)
-        for name, value in whole.state.items():
-            torch.testing.assert_close(parts.state[name], value, rtol=1e-12, atol=1e-14)
-        losses = [entry.train_loss for entry in whole.history]
-        assert [entry.train_loss for entry in parts.history] == pytest.approx(losses)
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"passes_fn": lambda model, loss_fn: lambda x, y: None}, r"NoneType.*give the mean"),
-            ({"passes_fn": lambda model, loss_fn: lambda x, y: 1.0}, r"leaves no gradient"),
-            ({"passes_fn": by_hand, "autocast": torch.bfloat16}, r"enter torch.autocast there"),
-        ],
-    )
-    def test_what_is_none_is_refused(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            train(**options)
+def test_gradients_in_parts_train_as_those_of_the_whole():
+    options = {"model_fn": Linear, "data": DOUBLE}
+    whole, parts = train(**options), train(passes_fn=by_hand, **options)
+    for name, value in whole.state.items():
+        torch.testing.assert_close(parts.state[name], value, rtol=1e-12, atol=1e-14)
+    losses = [entry.train_loss for entry in whole.history]
+    assert [entry.train_loss for entry in parts.history] == pytest.approx(losses)
 
 
 class TestModels:
@@ -180,16 +165,6 @@ class TestModels:
         whole = resumed(tmp_path / "training.pt", 1, **options)
         assert [entry.metrics["steps"] for entry in whole.history] == [0.0] * 4
         assert same(train(model_fn=Counting, follow=whole.log).state, whole.state)
-
-    def test_a_rest_of_one_sample_with_batch_normalization(self):
-        def make():
-            norm = nn.BatchNorm1d(8)
-            return nn.Sequential(nn.Flatten(), nn.Linear(72, 8), norm, nn.Linear(8, 3))
-
-        with pytest.raises(ValueError, match=r"more than 1 value per channel"):
-            train(ONE, data=batches, model_fn=make)
-        assert train(replace(ONE, large_batch=5), data=batches, model_fn=make, count=1).log
-        assert train(ONE, data=batches, count=1).log  # an image has several values of each channel
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -200,6 +175,13 @@ class TestModels:
             ({"loss_fn": lambda o, t: functional.cross_entropy(o.detach(), t)}, r"no gradient in"),
             ({"model_fn": lambda: make_model().requires_grad_(False)}, r"no weight to train"),
             ({"model_fn": nn.Flatten}, r"no weight to train"),
+            # A rest of one sample.
+            ({"plan": ONE, "data": batches, "model_fn": lambda: nn.Sequential(
+                nn.Flatten(), nn.Linear(72, 3), nn.BatchNorm1d(3)
+             )}, r"more than 1 value per channel"),
+            ({"passes_fn": lambda model, loss_fn: lambda x, y: None}, r"NoneType.*give the mean"),
+            ({"passes_fn": lambda model, loss_fn: lambda x, y: 1.0}, r"leaves no gradient"),
+            ({"passes_fn": by_hand, "autocast": torch.bfloat16}, r"enter torch.autocast there"),
         ],
     )  # fmt: skip
     def test_what_cannot_be_trained_is_named(self, options, message):
@@ -282,28 +264,6 @@ TRAINABLE = {
 }  # fmt: skip
 
 
-def in_a_closure():
-    kept = {"c": torch.zeros(3)}
-
-    def loss_fn(outputs, targets):
-        loss = functional.cross_entropy(outputs - kept["c"], targets)
-        kept["c"] = kept["c"].lerp(outputs.detach().mean(0), 0.1)
-        return loss
-
-    return {"loss_fn": loss_fn}
-
-
-def counting():
-    count = 0
-
-    def loss_fn(outputs, targets):
-        nonlocal count
-        count += 1
-        return functional.cross_entropy(outputs, targets) / count
-
-    return {"loss_fn": loss_fn}
-
-
 def drawing():
     generator = np.random.default_rng(0)
     return {"data": lambda share: ((x * generator.random(), y) for x, y in batches(share))}
@@ -325,10 +285,29 @@ KEPT_NOWHERE = {
     "a model's number": (lambda: {"model_fn": Ageing}, r"\[model\].steps"),
     "attribute": (lambda: {"loss_fn": Centre(True)}, "loss_fn.count"),
     "buffers within": (lambda: {"loss_fn": partial(Centre())}, "loss_fn.c, loss_fn.steps"),
-    "closure": (in_a_closure, r"loss_fn.kept\['c'\]"),
-    "counter": (counting, "loss_fn.count"),
     "generator": (drawing, "data.generator"),
 }
+
+
+class Truthless(partial):
+    """A function without a truth value, as a compiled module is."""
+
+    def __bool__(self):
+        raise TypeError
+
+
+def test_functions_have_no_truth():
+    plain = {"loss_fn": functional.cross_entropy, "optimizer_fn": torch.optim.SGD}
+    made = {name: Truthless(function) for name, function in plain.items()}
+    assert same(train(**made).state, train(**plain).state)
+
+
+def test_the_callers_default_device_plays_no_part():
+    model = make_model()
+    options = {"model_fn": lambda: copy.deepcopy(model), "data": make_data()}
+    with torch.device("meta"):
+        inside = train(**options)
+    assert same(inside.state, train(**options).state)
 
 
 class TestWhatFunctionsKeep:
