@@ -190,7 +190,7 @@ def _checked_weights(weights: Any) -> torch.Tensor | None:
     if weights is None:
         return None
     try:
-        values = torch.as_tensor(weights).detach().to("cpu", torch.float64)
+        values = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise MicroBatchError(
             f"weights must be a list or 1-D tensor of numbers; got {type(weights).__name__}: "

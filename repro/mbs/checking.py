@@ -80,6 +80,12 @@ class Verification:
         # The paper's exact algorithm is checked only for parts divided by mistake.
         mixing = piece.batch is not None and (not in_paper or piece.batch.num_splittable() > 1)
         number = piece.num_samples
+        always = self._check == "always"
+        # Undivided, too, it has two passes. Losses may exchange tensors between processes.
+        read = self._two_pass and unknown and number > 1 and not self._setting.processes.several
+        if self._check != "off" and read and (always or "loss" not in self._checked):
+            self._small(piece, size, self.compare.loss_reads_outputs)
+            self._checked.add("loss")
         if self._check == "off" or not (loss or mixing) or (alone and size >= number):
             return
         if number < 2 or self._setting.processes.sharded:  # all its processes would have to check
@@ -91,7 +97,6 @@ class Verification:
             # It is left out: right only where its loss is divided by its own weight, which is 0.
             new |= "empty" not in self._checked
             self._checked.add("empty")
-        always = self._check == "always"
         if mixing and (always or "mixing" not in self._checked):
             self._mark(self._small(piece, size, self.compare.samples_stay_apart), "mixing")
             if self.compare.hidden_state:

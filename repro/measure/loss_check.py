@@ -146,6 +146,17 @@ class LossCheck:
         )
         return any(self._attempt(check, sample, evaluating=kinds) for check, kinds in ways)
 
+    def loss_reads_outputs(self, sample: Sample) -> bool:
+        """Compare what a loss reaches with and without a graph of the model's forward pass.
+
+        Its value is computed of the first group's outputs, taken out of the graph. Return whether
+        that was possible.
+
+        Raises:
+            LossCheckError: It reads what the forward pass leaves elsewhere.
+        """
+        return self._attempt(self._compare_reached, sample, evaluating=nn.SyncBatchNorm)
+
     def samples_stay_apart(self, sample: Sample) -> bool:
         """Compare the outputs of a few samples; return whether that was possible.
 
@@ -289,6 +300,28 @@ class LossCheck:
             f"{self._advice[1] if inside else ''}{self._advice[0]}{_OFF}"
         )
 
+    def _compare_reached(self, sample: Sample) -> bool:
+        (inputs, targets), *_ = sample.parts
+        own = (p for module in self._modules for p in module._parameters.values())
+        parameters = [p for p in own if p is not None and p.requires_grad]
+        reached = []
+        for forward in (self._forward, self._outputs):  # the second with a graph
+            with self._undone(), torch.enable_grad(), self._context():
+                outputs = forward(inputs)
+                loss = self._loss(map_leaves(_detached, outputs), targets)
+                found: Any = [None] * len(parameters)
+                if loss.requires_grad:
+                    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+                reached.append([gradient is not None for gradient in found])
+        if any(more > less for less, more in zip(*reached, strict=True)):
+            raise LossCheckError(
+                f"the loss reads a tensor that the model's forward pass leaves elsewhere than in "
+                f"its outputs, such as in an attribute or a hook's list. In two passes that tensor "
+                f"has no gradient, and is the last micro-batch's. Let forward return it, with a "
+                f"row for each sample. {_OFF}"
+            )
+        return True
+
     def _generators(self) -> Any:
         torchs = [s.tolist() for s in accelerator.get_rng(self._device) if s is not None]
         return random.getstate(), repr(np.random.mtrand.get_bit_generator().state), torchs
@@ -403,7 +436,11 @@ def without_graph(call: Callable[[], Any], again: Callable[[], None] = lambda: N
     again()
     with torch.enable_grad():  # the model may differentiate, or hook its activations
         outputs = call()
-    return map_leaves(lambda x: x.detach() if isinstance(x, Tensor) else x, outputs)
+    return map_leaves(_detached, outputs)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 @contextmanager

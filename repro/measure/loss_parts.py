@@ -73,7 +73,7 @@ _ROW_MEANS: tuple[Any, ...] = (
     F.triplet_margin_loss, F.triplet_margin_with_distance_loss,
 )  # fmt: skip
 _ANY_DIMS = (*_CLASS_MEANS, *_ROW_MEANS, losses.MultiMarginLoss, F.multi_margin_loss)
-_OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index")
+_OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index", "label_smoothing")
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,18 @@ class KnownLoss:
         # Probabilities of classes count by samples.
         if self._kind not in _CLASS_MEANS or not labels:
             return None
-        classes = targets.long()  # -100 as uint8 would be class 156
-        each = (kept := classes != self._options.get("ignore_index", -100)).double()
+        classes, kept = targets.long(), self._kept(targets)
+        each = kept.double()
         if (weight := self._options.get("weight")) is not None:
             # torch itself refuses a class out of range when it computes the loss.
             classes = torch.where(kept, classes, 0).clamp(0, len(weight) - 1)
             each = weight.detach().to(targets.device, torch.float64)[classes] * kept
         return each.flatten(1).sum(1) if each.dim() > 1 else each
+
+    def _kept(self, labels: Tensor) -> Tensor:
+        """Which labels are not ignored."""
+        # -100 as uint8 would be class 156
+        return labels.long() != self._options.get("ignore_index", -100)
 
     def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
         """The divisor of each part's loss, None if it is the number of samples; waits, once.
@@ -109,7 +114,15 @@ class KnownLoss:
         """
         each = [self.counts(part) for part in targets]
         if None not in [*each[:1]]:
-            return torch.stack([part.sum() for part in each if part is not None]).tolist()
+            sums = torch.stack([part.sum() for part in each if part is not None]).tolist()
+            for labels, total in zip(targets, sums, strict=True):
+                smoothed = total == 0 and self._options.get("label_smoothing")
+                if smoothed and bool(self._kept(labels).any()):
+                    raise UnsupportedLossError(
+                        f"a micro-batch of {len(labels)} samples has classes of weight 0 alone; "
+                        f"label_smoothing counts them, but divides by 0; use two_pass=True"
+                    )
+            return sums
         if even:
             return None
         # Divided by rows (a row may hold probabilities of all classes), otherwise by elements.
@@ -160,6 +173,7 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
 
 def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     """A loss's function or class in torch, its options, and whether it has hooks."""
+    loss_fn = getattr(loss_fn, "_orig_mod", loss_fn)  # of torch.compile
     if isinstance(loss_fn, partial):
         return (None if loss_fn.args else loss_fn.func), dict(loss_fn.keywords), False
     if not isinstance(loss_fn, nn.Module):

@@ -135,11 +135,13 @@ def _traits(path: Any, values: Tensor) -> Tensor | None:
 def _strided(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
     """Yield path and value of dense tensors and numeric arrays with samples, as tensors."""
     for path, leaf in batch.tensors():
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biuf":
-            continue
-        whole = torch.as_tensor(leaf)
-        if whole.layout is torch.strided and not whole.is_complex():
-            yield path, whole if whole.dtype in _COMPARED else whole.float()
+        if isinstance(leaf, np.ndarray):
+            if leaf.dtype.kind not in "biuf":
+                continue
+            # Torch takes no negative strides, nor the bytes of another machine.
+            leaf = torch.from_numpy(np.ascontiguousarray(leaf, leaf.dtype.newbyteorder("=")))
+        if leaf.layout is torch.strided and not leaf.is_complex():
+            yield path, leaf if leaf.dtype in _COMPARED else leaf.float()
 
 
 def _is_label(path: Any, values: Tensor) -> bool:

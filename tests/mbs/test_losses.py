@@ -97,6 +97,10 @@ def test_two_dimensional_targets_count_by_pixel():
     assert error_of(loss[1], pixels, nn.Sequential(model, loss[0])) < 1e-12
 
 
+# Of the micro-batches one has classes of weight 0 alone, which smoothing counts all the same.
+SMOOTHED = nn.CrossEntropyLoss(weight=WEIGHT * (WEIGHT > 1), label_smoothing=0.1), LABELS.sort()[0]
+
+
 @pytest.mark.parametrize(
     ("loss_fn", "targets", "options", "error"),
     [
@@ -104,6 +108,7 @@ def test_two_dimensional_targets_count_by_pixel():
         (nn.BCEWithLogitsLoss(weight=VALUES[:, :1].abs()), BITS, {}, UnsupportedLossError),
         (nn.BCEWithLogitsLoss(pos_weight=VALUES.abs()), BITS, {}, UnsupportedLossError),
         (nn.MSELoss(), VALUES[:, 0], {}, LossShapeError),
+        (*SMOOTHED, {}, UnsupportedLossError),
         (nn.CrossEntropyLoss(reduction="none"), LABELS, {}, LossReductionError),
         (partial(F.mse_loss, reduction="none"), VALUES, {"two_pass": True}, LossReductionError),
         (nn.MSELoss(reduction="sum"), VALUES, {"normalization": "paper"}, UnsupportedLossError),
@@ -117,6 +122,8 @@ def test_what_no_micro_batch_can_compute_is_refused(loss_fn, targets, options, e
     with pytest.raises(error):
         MicroBatchStreamer(model, loss_fn, 16, **options).backward(X, targets, weights=weights)
     assert all(p.grad is None for p in model.parameters())
+    if loss_fn is SMOOTHED[0]:
+        assert error_of(*SMOOTHED, two_pass=True) < 1e-12
 
 
 def tokens(outputs, labels):
@@ -427,11 +434,21 @@ def test_losses_of_outputs_that_are_as_long_as_the_longest_sample():
 
 
 def test_terms_that_the_outputs_do_not_show():
-    for batch in (True, False):
+    for batch, options in ((True, {}), (False, {}), (False, {"two_pass": True})):
         model = Attribute(batch)
         loss = lambda o, t: F.cross_entropy(o, t) + model.term  # noqa: B023, E731
-        with pytest.raises(LossCheckError) if batch else nullcontext():
-            MicroBatchStreamer(model, loss, 16).backward(X, LABELS)
+        with pytest.raises(LossCheckError) if batch or options else nullcontext():
+            MicroBatchStreamer(model, loss, 16, **options).backward(X, LABELS)
+    # Two passes need no graph of their own forward pass for a penalty, or for slopes.
+    model = make_model()
+
+    def loss(outputs, targets):
+        x = torch.ones(1, 6, dtype=torch.float64, requires_grad=True)
+        slope = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].norm()
+        return F.cross_entropy(outputs, targets) + model[0].weight.square().sum() + slope
+
+    result = MicroBatchStreamer(model, loss, 16, two_pass=True).backward(X, LABELS)
+    torch.testing.assert_close(result.loss, loss(model(X), LABELS).detach())
 
 
 def test_uint8_labels_are_not_ignored_by_chance():

@@ -192,6 +192,32 @@ def test_frozen_thawed_tied_and_unused_parameters():
                     torch.testing.assert_close(p.grad, 2 * g, rtol=1e-12, atol=1e-14)
 
 
+def test_a_sparse_gradient_and_a_dense_one_are_added():
+    table, x, y = nn.Embedding(6, 4, sparse=True), torch.arange(6), torch.zeros(6).long()
+    streamer = MicroBatchStreamer(table, F.cross_entropy, 2)
+    for factor in (0, 1, 0):  # sparse, dense and sparse
+        streamer.loss_fn = lambda o, t, k=factor: (
+            F.cross_entropy(o, t) + table.weight.sum() if k else F.cross_entropy(o, t)
+        )
+        streamer.backward(x, y)
+    (3 * F.cross_entropy(table(x), y) + table.weight.sum()).neg().backward()
+    torch.testing.assert_close(table.weight.grad.to_dense(), torch.zeros(6, 4))
+
+
+def test_the_callers_default_device_and_unusual_arrays():
+    x, y = make_batch(12)
+    labels = y.numpy().astype(">i4")[::-1]  # backwards, and of the other bytes
+    model = make_model()
+
+    def loss_fn(outputs, targets):
+        return F.cross_entropy(outputs, torch.from_numpy(targets.astype(int)))
+
+    expected, _ = reference(model, lambda m: loss_fn(m(x), labels))
+    with torch.device("meta"):  # such as of a GPU that has no room for the mini-batch
+        MicroBatchStreamer(model, loss_fn, 5).backward(x, labels, weights=[1.0] * 12)
+    assert_equal_gradients(model, expected, 1e-12)
+
+
 def test_peak_memory_does_not_grow_with_the_mini_batch():
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 4))
     streamer = MicroBatchStreamer(model, F.cross_entropy, 32)
