@@ -89,7 +89,7 @@ class Verification:
         if self._check == "off" or not (loss or mixing) or (alone and size >= number):
             return
         if number < 2 or self._setting.processes.sharded:  # all its processes would have to check
-            self._unmade = {"loss"} - self._checked if loss else set()
+            self._unmade |= {"loss"} if loss else set()
             return
         new = loss and piece.batch is not None and self._novelty.in_batch(piece.batch)
         weighed = loss and piece.batch is not None and piece.weights is not None
@@ -98,13 +98,15 @@ class Verification:
             new |= "empty" not in self._checked
             self._checked.add("empty")
         if mixing and (always or "mixing" not in self._checked):
-            self._mark(self._small(piece, size, self.compare.samples_stay_apart), "mixing")
+            made = self._small(piece, size, self.compare.samples_stay_apart)
+            (self._checked if made else self._unmade).add("mixing")
             if self.compare.hidden_state:
                 self._stateful.append("something outside the model's buffers")
         if loss and (always or "loss" not in self._checked or new):
             self._checked.discard("loss")  # after an error it is still to be checked
             made = size < number and self._of_micro_batches(piece, size)
-            self._mark(made or self._small(piece, size, self.compare.loss_adds_up), "loss")
+            made = made or self._small(piece, size, self.compare.loss_adds_up)
+            (self._checked if made else self._unmade).add("loss")
 
     def _of_micro_batches(self, piece: Piece, size: int) -> bool:
         """Compare the losses of micro-batches with the whole loss; return whether that ran."""
@@ -132,11 +134,6 @@ class Verification:
         release_memory(device)
         return False
 
-    def _mark(self, made: bool, kind: str) -> None:
-        (self._checked if made else self._unmade).add(kind)
-        if made:
-            self._unmade.discard(kind)
-
     def note_state(self, changed: Callable[[], list[str]]) -> None:
         """Note the names of buffers that one micro-batch has changed and the next one reads."""
         if self._check != "off" and not self._warned_of_state:
@@ -157,9 +154,9 @@ class Verification:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        if self._unmade:
-            self._checked |= self._unmade
-            unchecked = " and ".join(t for name, t in _CHECKED.items() if name in self._unmade)
+        if unmade := self._unmade - self._checked:
+            self._checked |= unmade
+            unchecked = " and ".join(t for name, t in _CHECKED.items() if name in unmade)
             warnings.warn(
                 f"MicroBatchStreamer could not check {unchecked}: a few samples cannot be computed "
                 f"alone, or have another outcome the second time; the model is fully sharded; or a "

@@ -104,9 +104,8 @@ class Retries:
         plan = setting.weighing.plan(replace(piece, weights=None), size, as_in_paper=True)
         count, part = max(2, setting.stager.ring_length), next(plan.parts())
         attributes = Snapshot(*roots, tensors=False)
-        sample = Plan(
-            [(0, size)] * count, [1.0] * count, lambda _: uncounted_copy(part, setting.device)
-        )
+        parts = partial(map, partial(uncounted_copy, device=setting.device), [part] * count)
+        sample = Plan([(0, size)] * count, [1.0] * count, parts)
         try:
             with (
                 MemoryMeter(setting.device, resident=setting.module) as meter,

@@ -147,13 +147,10 @@ class LossCheck:
         return any(self._attempt(check, sample, evaluating=kinds) for check, kinds in ways)
 
     def loss_reads_outputs(self, sample: Sample) -> bool:
-        """Compare what a loss reaches with and without a graph of the model's forward pass.
-
-        Its value is computed of the first group's outputs, taken out of the graph. Return whether
-        that was possible.
+        """Compare what a loss reaches with and without a graph of the model; return whether it ran.
 
         Raises:
-            LossCheckError: It reads what the forward pass leaves elsewhere.
+            LossCheckError: It reads what the forward pass leaves elsewhere than in its outputs.
         """
         return self._attempt(self._compare_reached, sample, evaluating=nn.SyncBatchNorm)
 
@@ -302,18 +299,17 @@ class LossCheck:
 
     def _compare_reached(self, sample: Sample) -> bool:
         (inputs, targets), *_ = sample.parts
-        own = (p for module in self._modules for p in module._parameters.values())
-        parameters = [p for p in own if p is not None and p.requires_grad]
-        reached = []
+        every = [p for p in nn.ModuleList(self._modules).parameters() if p.requires_grad]
+        reached: list[set[int]] = []
         for forward in (self._forward, self._outputs):  # the second with a graph
             with self._undone(), torch.enable_grad(), self._context():
-                outputs = forward(inputs)
-                loss = self._loss(map_leaves(_detached, outputs), targets)
-                found: Any = [None] * len(parameters)
+                loss = self._loss(map_leaves(_detached, forward(inputs)), targets)
                 if loss.requires_grad:
-                    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-                reached.append([gradient is not None for gradient in found])
-        if any(more > less for less, more in zip(*reached, strict=True)):
+                    found = torch.autograd.grad(loss, every, allow_unused=True)
+                    reached.append({n for n, g in enumerate(found) if g is not None})
+                else:
+                    reached.append(set())
+        if reached[1] - reached[0]:
             raise LossCheckError(
                 f"the loss reads a tensor that the model's forward pass leaves elsewhere than in "
                 f"its outputs, such as in an attribute or a hook's list. In two passes that tensor "
@@ -493,7 +489,8 @@ def _of_part(
 def _can_be_joined(leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
         return leaf.layout == torch.strided and not leaf.is_nested
-    return not holds_tensors(leaf, 3)
+    # A number may be that of the part's samples.
+    return type(leaf) not in (int, float) and not holds_tensors(leaf, 3)
 
 
 def _fresh(tree: Any, device: torch.device) -> Any:

@@ -339,8 +339,9 @@ def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
         return None
     together: list[Any] = []
     for column in zip(*every, strict=True):
-        tensors = all(isinstance(leaf, Tensor) for leaf in column)
-        if not tensors or column[0].dim() == 0:
+        if len({(type(x), x if isinstance(x, int | float) else None) for x in column}) > 1:
+            return None
+        if not isinstance(column[0], Tensor) or column[0].dim() == 0:
             together.append(column[0])
             continue
         if any(

@@ -451,6 +451,15 @@ def test_terms_that_the_outputs_do_not_show():
     torch.testing.assert_close(result.loss, loss(model(X), LABELS).detach())
 
 
+def test_a_model_may_return_the_number_of_its_samples():
+    model = make_model()
+    model.register_forward_hook(lambda module, inputs, outputs: (outputs, len(outputs)))
+    for root in (False, True):
+        loss = lambda o, t: ((o[0] - t).square().sum() / o[1]) ** (0.5 if root else 1)  # noqa: B023, E731
+        with pytest.raises(LossCheckError) if root else nullcontext():
+            assert error_of(loss, VALUES, model) < 1e-12
+
+
 def test_uint8_labels_are_not_ignored_by_chance():
     labels = LABELS.to(torch.uint8)
     labels[:20] = 156  # -100 as uint8
