@@ -150,16 +150,14 @@ class Reader:
                 "a mini-batch given as an iterator yields (inputs, targets) itself, and has no "
                 "weights; do not pass targets or weights beside it"
             )
-        return self._read_pieces(inputs)
+        return map(self._piece, inputs)
 
-    def _read_pieces(self, source: Iterator[Any]) -> Iterator[Piece]:
-        for item in source:
-            if not isinstance(item, tuple | list) or len(item) != 2:
-                raise MicroBatchError(
-                    f"the iterator yielded {type(item).__name__}; each piece must be (inputs, "
-                    f"targets)"
-                )
-            yield self.read(item[0], item[1], None)
+    def _piece(self, item: Any) -> Piece:
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise MicroBatchError(
+                f"the iterator yielded {type(item).__name__}; each piece must be (inputs, targets)"
+            )
+        return self.read(*item, None)
 
 
 def _check_all_samples(inputs: Any, targets: Any, parts: list[Any], count: int) -> None:

@@ -56,15 +56,13 @@ class Verification:
         self._stateful: list[str] = []
         self._warned_of_state = False
 
-    def begin(self, changed: bool) -> None:
-        """Start a mini-batch; `changed`: whether the loss function is another one."""
+    def begin(self, new_loss: bool, new_layers: bool) -> None:
+        """Start a mini-batch, perhaps with another loss function, or with other layers."""
         self._unmade, self._stateful = set(), []
-        if changed:
+        if new_layers:
+            self._checked.clear()
+        elif new_loss:
             self._checked.discard("loss")
-
-    def forget(self) -> None:
-        """Forget all checks: the model's layers have changed."""
-        self._checked.clear()
 
     def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
         """Check model and loss if a check is due; with `alone` the piece is a whole mini-batch.

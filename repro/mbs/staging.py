@@ -222,11 +222,7 @@ class Stager:
 
 def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
     # Channels-last, which a caller chooses for speed, stays; other layouts become contiguous.
-    for layout, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-        if (
-            tensor.dim() == dims
-            and not tensor.is_contiguous()
-            and tensor.is_contiguous(memory_format=layout)
-        ):
-            return layout
-    return torch.contiguous_format
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = layouts.get(tensor.dim(), torch.contiguous_format)
+    kept = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
+    return layout if kept else torch.contiguous_format

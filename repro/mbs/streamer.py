@@ -207,9 +207,10 @@ class MicroBatchStreamer:
         pieces = self._reader.pieces_of(inputs, targets, weights)
         self._check_form(pieces is not None, weights is not None)
         self._stager.reset()
-        self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Read for each mini-batch: layers are added, frozen and thawed, buffers replaced.
-        self._read_modules()
+        found = list(dict.fromkeys(m for root in self._roots() for m in root.modules()))
+        self._verification.begin(self._weighing.read(self.loss_fn), found != self._modules)
+        self._modules[:] = found  # in place: the check holds the same list
         self._processes.reshard()
         piece = self._reader.read(inputs, targets, weights) if pieces is None else None
         self._run_lazy_layers(piece)
@@ -296,12 +297,6 @@ class MicroBatchStreamer:
 
     def _roots(self) -> list[nn.Module]:
         return [self.model, *modules_in(self.loss_fn)]
-
-    def _read_modules(self) -> None:
-        found = list(dict.fromkeys(m for root in self._roots() for m in root.modules()))
-        if found != self._modules:
-            self._modules[:] = found  # in place: the check holds the same list
-            self._verification.forget()
 
     def _run_lazy_layers(self, piece: Piece | None) -> None:
         """Let lazy layers make their parameters, as the first forward pass would."""
@@ -414,7 +409,7 @@ class MicroBatchStreamer:
         loss = totals.loss
         if totals.weight == 0 and not self._processes.several:
             loss = loss * torch.nan  # no weight at all: 0 / 0, as for the whole mini-batch
-        of_all = float(self._processes.sum_losses(loss))
+        of_all = float(self._processes.sum(loss))
         if math.isfinite(of_all):
             return
         others = math.isfinite(float(loss))

@@ -169,7 +169,9 @@ class Buffers:
                 if id(before) not in values or now is None or isinstance(module, _NormBase):
                     continue
                 written = now is not before or version_of(now) != self._versions[id(before)]
-                if written and not _equal(stored(now), values[id(before)]):
+                value = values[id(before)]
+                same = (now.dtype, now.device) == (value.dtype, value.device)
+                if written and not (same and torch.equal(stored(now), value)):
                     changed.append(f"{name} of {type(module).__name__}")
         changed += self.changed_frozen()
         for module, numbers in self._numbers:
@@ -197,11 +199,6 @@ def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors share memory; reads no address, which a swapper would observe."""
     torchs: Any = torch._C
     return bool(torchs._is_alias_of(one, other))
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
-    return alike and torch.equal(one, other)
 
 
 def version_of(tensor: torch.Tensor) -> int:

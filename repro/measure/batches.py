@@ -172,11 +172,7 @@ def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list
 
 def to_device(tree: Any, device: torch.device) -> Any:
     """The structure with its tensors on `device`."""
-
-    def move(leaf: Any) -> Any:
-        return leaf.to(device) if isinstance(leaf, _MOVABLE) else leaf
-
-    return map_leaves(move, tree)
+    return map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, _MOVABLE) else leaf, tree)
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:

@@ -94,18 +94,13 @@ class KnownLoss:
         # Probabilities of classes count by samples.
         if self._kind not in _CLASS_MEANS or not labels:
             return None
-        classes, kept = targets.long(), self._kept(targets)
-        each = kept.double()
+        classes = targets.long()  # -100 as uint8 would be class 156
+        each = (kept := classes != self._options.get("ignore_index", -100)).double()
         if (weight := self._options.get("weight")) is not None:
             # torch itself refuses a class out of range when it computes the loss.
             classes = torch.where(kept, classes, 0).clamp(0, len(weight) - 1)
             each = weight.detach().to(targets.device, torch.float64)[classes] * kept
         return each.flatten(1).sum(1) if each.dim() > 1 else each
-
-    def _kept(self, labels: Tensor) -> Tensor:
-        """Which labels are not ignored."""
-        # -100 as uint8 would be class 156
-        return labels.long() != self._options.get("ignore_index", -100)
 
     def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
         """The divisor of each part's loss, None if it is the number of samples; waits, once.
@@ -115,9 +110,10 @@ class KnownLoss:
         each = [self.counts(part) for part in targets]
         if None not in [*each[:1]]:
             sums = torch.stack([part.sum() for part in each if part is not None]).tolist()
+            ignored = self._options.get("ignore_index", -100)
+            smoothed = self._options.get("label_smoothing")
             for labels, total in zip(targets, sums, strict=True):
-                smoothed = total == 0 and self._options.get("label_smoothing")
-                if smoothed and bool(self._kept(labels).any()):
+                if total == 0 and smoothed and bool((labels.long() != ignored).any()):
                     raise UnsupportedLossError(
                         f"a micro-batch of {len(labels)} samples has classes of weight 0 alone; "
                         f"label_smoothing counts them, but divides by 0; use two_pass=True"
