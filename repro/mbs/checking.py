@@ -108,8 +108,7 @@ class Verification:
 
     def _of_micro_batches(self, piece: Piece, size: int) -> bool:
         """Compare the losses of micro-batches with the whole loss; return whether that ran."""
-        device = self._setting.device
-        if memory_state(device).simulated:
+        if memory_state(self._setting.device).simulated:
             return False  # a budget counts every byte: a size that fits would seem too large
         host = memory_state("cpu")
         room = min(_MOST_BYTES, max(0, host.limit_bytes - host.live_bytes) // 16)
@@ -124,13 +123,7 @@ class Verification:
         inputs = None if batch is None else batch.inputs
         exact = self._weighing.normalization == "exact"
         sample = Sample(plan.parts(), counts, plan.weights, exact, targets, inputs)
-        try:
-            return self.compare.outputs_add_up(sample, room)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        release_memory(device)
-        return False
+        return bool(self._fits(self.compare.outputs_add_up, sample, room))
 
     def note_state(self, changed: Callable[[], list[str]]) -> None:
         """Note the names of buffers that one micro-batch has changed and the next one reads."""
@@ -176,27 +169,31 @@ class Verification:
         counts = [count, half] if half < count else [count]
         while counts:
             count = counts.pop(0)
-            try:
-                sample = self._sample(piece, count)
-                if sample is not None and check(sample):
-                    return True
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                if not counts and count > 1:
-                    counts.append(count // 2)
-            release_memory(self._setting.device)
+            if made := self._fits(self._on_two_groups, piece, count, check):
+                return True
+            if made is None and not counts and count > 1:
+                counts.append(count // 2)
         return False
 
-    def _sample(self, piece: Piece, count: int) -> Sample | None:
-        """Return two groups of samples; None without weight, or of samples that `split` makes."""
+    def _fits(self, check: Callable[..., bool], *arguments: Any) -> bool | None:
+        """Run a check; return None where memory runs out."""
+        try:
+            return check(*arguments)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        release_memory(self._setting.device)  # outside the except block, as in `AutoSizer`
+        return None
+
+    def _on_two_groups(self, piece: Piece, count: int, check: Callable[[Sample], bool]) -> bool:
+        """Check two groups of samples; False without weight, or of samples that `split` makes."""
         if piece.batch is None:
-            return None
+            return False
         groups = telling_samples(piece.batch, count)
         weights = [float(count)] * 2
         if piece.weights is not None:
             weights = [float(piece.weights[group].sum()) for group in groups]
         exact = self._weighing.normalization == "exact"
-        return (
-            None if exact and sum(weights) == 0 else Sample.of(piece.batch, groups, weights, exact)
-        )
+        if exact and sum(weights) == 0:
+            return False
+        return check(Sample.of(piece.batch, groups, weights, exact))

@@ -300,18 +300,19 @@ class MicroBatchStreamer:
 
     def _run_lazy_layers(self, piece: Piece | None) -> None:
         """Let lazy layers make their parameters, as the first forward pass would."""
-        if piece is not None and self._lazy_layer() is not None:
+
+        def lazy() -> list[str]:
+            kinds = (m for m in self._modules if isinstance(m, LazyModuleMixin))
+            return [type(m).__name__ for m in kinds if m.has_uninitialized_params()]
+
+        if piece is not None and lazy():
             part = next(self._weighing.plan(piece, self._size or 2).parts())
             self._verification.compare.compute(part[0])
-        if (layer := self._lazy_layer()) is not None:
+        if names := lazy():
             raise errors.MicroBatchError(
-                f"the model has a {type(layer).__name__} that has no parameters yet; call the "
-                f"model once on a few samples, under torch.no_grad()"
+                f"the model has a {names[0]} that has no parameters yet; call the model once on a "
+                f"few samples, under torch.no_grad()"
             )
-
-    def _lazy_layer(self) -> nn.Module | None:
-        kinds = (m for m in self._modules if isinstance(m, LazyModuleMixin))
-        return next((m for m in kinds if m.has_uninitialized_params()), None)
 
     def _look_for_state(self) -> None:
         """Warn if the first of several forward passes changed state that the next one reads."""

@@ -51,8 +51,7 @@ class Ledger:
         aside = [self._aside(leaf) for leaf in self._leaves()]
         for leaf in self._leaves():
             leaf.grad = None
-        entry = copies, aside
-        self._active.append(entry)
+        self._active.append((copies, aside))
         kept = False
         try:
             yield

@@ -73,11 +73,6 @@ class Sample:
         counts = [len(first), len(second)]
         return cls(parts, counts, weights, exact, lambda _: targets, inputs, twice)
 
-    def factors(self, count: int) -> list[float]:
-        """Each share of the first `count` groups in their joint loss."""
-        total = sum(self.weights[:count])
-        return [weight / total if self.exact else 1.0 for weight in self.weights[:count]]
-
 
 class LossCheck:
     """Compares losses and outputs of samples computed together and in parts.
@@ -237,9 +232,7 @@ class LossCheck:
         with self._context():
             wide = torch.is_autocast_enabled(self._device.type)
         wide = wide or any(leaf.dtype in HALF for leaf in floats(together))
-
-        def parts() -> list[Evaluated]:
-            return [self._evaluated(*pair, wide=wide) for pair in pairs]
+        parts = [partial(self._evaluated, *pair, wide=wide) for pair in pairs]
 
         def whole() -> Evaluated:
             with _fails_as(
@@ -254,28 +247,27 @@ class LossCheck:
 
     def _compare_inside(self, sample: Sample) -> bool:
         """Compare losses, with a graph from the model's outputs to the loss only."""
-
-        def parts() -> list[Evaluated]:
-            return [self._with_graph(*part) for part in sample.parts]
-
+        parts = [partial(self._with_graph, *part) for part in sample.parts]
         whole = partial(self._with_graph, sample.inputs, sample.targets(len(sample.counts)))
         return self._compare(sample, parts, whole, True, False)
 
     def _compare(
         self,
         sample: Sample,
-        evaluate_parts: Callable[[], list[Evaluated]],
+        evaluate_parts: Sequence[Callable[[], Evaluated]],
         evaluate_whole: Callable[[], Evaluated],
         inside: bool,
         wide: bool,
     ) -> bool:
-        parts = evaluate_parts()
+        parts = [evaluate_part() for evaluate_part in evaluate_parts]
         if not inside and all(part.inside for part in parts):
             return False
         whole = evaluate_whole()
         if not torch.isfinite(whole.loss):
             return False  # the mini-batch itself will raise the error
-        combined, value, gradient = compare(whole, parts, sample.factors(len(parts)))
+        weights = sample.weights[: len(parts)]
+        factors = [w / sum(weights) if sample.exact else 1.0 for w in weights]
+        combined, value, gradient = compare(whole, parts, factors)
         kinds = [whole.loss, *whole.gradients]
         narrow = self._tolerance(kinds, narrow=True, wide=wide)
         allowed = self._tolerance(kinds) if inside else narrow  # of the very same outputs
@@ -284,9 +276,9 @@ class LossCheck:
         drawn = self._generators()
         same = _alike([whole], [evaluate_whole()], narrow, allowed)
         if drawn != self._generators():  # whole and parts had other random numbers
-            firsts, times = [whole, *parts], range(_REPEATS)
-            again = ([evaluate_whole(), *evaluate_parts()] for _ in times)
-            same = same and all(_alike(firsts, each, narrow, allowed) for each in again)
+            every = [evaluate_whole, *evaluate_parts]
+            again = ([evaluate_one() for evaluate_one in every] for _ in range(_REPEATS))
+            same = same and all(_alike([whole, *parts], e, narrow, allowed) for e in again)
         if not same:
             return False
         raise LossCheckError(
@@ -304,11 +296,9 @@ class LossCheck:
         for forward in (self._forward, self._outputs):  # the second with a graph
             with self._undone(), torch.enable_grad(), self._context():
                 loss = self._loss(map_leaves(_detached, forward(inputs)), targets)
-                if loss.requires_grad:
-                    found = torch.autograd.grad(loss, every, allow_unused=True)
-                    reached.append({n for n, g in enumerate(found) if g is not None})
-                else:
-                    reached.append(set())
+                loss = loss + torch.zeros_like(loss).requires_grad_()  # which has a graph
+                found = torch.autograd.grad(loss, every, allow_unused=True)
+                reached.append({n for n, g in enumerate(found) if g is not None})
         if reached[1] - reached[0]:
             raise LossCheckError(
                 f"the loss reads a tensor that the model's forward pass leaves elsewhere than in "
