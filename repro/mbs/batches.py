@@ -65,7 +65,7 @@ class Piece:
             if as_in_paper:
                 starts = range(0, self.num_samples, micro_batch_size)
                 ranges = list(itertools.pairwise([*starts, self.num_samples]))
-            parts = partial(itertools.starmap, self.batch.slice, ranges)
+            parts: Any = partial(itertools.starmap, self.batch.slice, ranges)
         else:
             assert self.split is not None
             every = split_by(self.split, self.inputs, self.targets, micro_batch_size)
@@ -157,7 +157,7 @@ class Reader:
             raise MicroBatchError(
                 f"the iterator yielded {type(item).__name__}; each piece must be (inputs, targets)"
             )
-        return self.read(*item, None)
+        return self.read(item[0], item[1], None)
 
 
 def _check_all_samples(inputs: Any, targets: Any, parts: list[Any], count: int) -> None:

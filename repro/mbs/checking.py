@@ -54,7 +54,7 @@ class Verification:
         self._novelty = Novelty()
         self._unmade: set[str] = set()
         self._stateful: list[str] = []
-        self._warned_of_state = False
+        self.state_due = self._warned_of_state = False  # due: several micro-batches follow
 
     def begin(self, new_loss: bool, new_layers: bool) -> None:
         """Start a mini-batch, perhaps with another loss function, or with other layers."""
@@ -125,10 +125,11 @@ class Verification:
         sample = Sample(plan.parts(), counts, plan.weights, exact, targets, inputs)
         return bool(self._fits(self.compare.outputs_add_up, sample, room))
 
-    def note_state(self, changed: Callable[[], list[str]]) -> None:
-        """Note the names of buffers that one micro-batch has changed and the next one reads."""
-        if self._check != "off" and not self._warned_of_state:
-            self._stateful += changed()
+    def note_state(self) -> None:
+        """Note the names of buffers that the first micro-batch has changed and the next reads."""
+        if self.state_due and self._check != "off" and not self._warned_of_state:
+            self._stateful += self._setting.ledger.changed_buffers()
+        self.state_due = False
 
     def warn(self) -> None:
         """Warn, once each, of problems noted in a mini-batch that succeeded."""

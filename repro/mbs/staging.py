@@ -1,5 +1,6 @@
 """Streaming of micro-batches to a device, copies overlapped with computation."""
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -104,12 +105,9 @@ class Stager:
                 return float(self._origin.elapsed_time(mark)) / 1e3
             return float(mark - self._origin)
 
-        counts: dict[str, int] = {"copy": 0, "compute": 0}
-        spans = []
-        for kind, start, end in self.marks:
-            spans.append(Span(kind, counts[kind], seconds(start), seconds(end)))
-            counts[kind] += 1
-        return spans
+        numbers = {"copy": itertools.count(), "compute": itertools.count()}
+        marks = ((next(numbers[mark[0]]), *mark) for mark in self.marks)
+        return [Span(kind, n, seconds(start), seconds(end)) for n, kind, start, end in marks]
 
     def _stream_queued(self, iterator: Iterator[Any]) -> Generator[Any, None, None]:
         compute = accelerator.current_stream(self._device)

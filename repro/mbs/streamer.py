@@ -130,7 +130,7 @@ class MicroBatchStreamer:
         self._batchnorm, self._two_pass, self._trace = batchnorm, two_pass, trace
         self._modules: list[nn.Module] = []
         self._hooks = DeferredHooks([])
-        self._state_due = self._connected = False
+        self._connected = False
         # The loss of two passes is computed of all targets at once, with their graph.
         self._reader = Reader(shared, split, graph_of_targets=two_pass)
         self._weighing = Weighing(normalization, two_pass, loss_fn)
@@ -285,7 +285,7 @@ class MicroBatchStreamer:
             if weight == 0 and not self._processes.sharded:
                 return None
             loss = self._loss(outputs, targets)
-            self._look_for_state()
+            self._verification.note_state()
         if weight == 0:
             tensors = [x for x in leaves_of(outputs) if isinstance(x, torch.Tensor)]
             of_outputs = {id(leaf) for leaf in leaves_of_graph(tensors)}
@@ -314,12 +314,6 @@ class MicroBatchStreamer:
                 f"few samples, under torch.no_grad()"
             )
 
-    def _look_for_state(self) -> None:
-        """Warn if the first of several forward passes changed state that the next one reads."""
-        if self._state_due:
-            self._state_due = False
-            self._verification.note_state(self._ledger.changed_buffers)
-
     # A mini-batch, whole or piece by piece
 
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
@@ -338,12 +332,12 @@ class MicroBatchStreamer:
             agreed = self._processes.agreed_count(count, piece.num_samples if free else count)
             if agreed > count:
                 plan = self._weighing.plan(piece, size, fewest=agreed)
-        self._state_due = len(plan.bounds) > 1
+        self._verification.state_due = len(plan.bounds) > 1
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
             run = partial(self._accumulate, plan, divisor)
             if self._two_pass:
-                own = self._loss, self._check_finite, self._look_for_state
+                own = self._loss, self._check_finite, self._verification.note_state
                 run = partial(run_two_passes, self._setting, piece, plan, updates, *own)
 
             def checked() -> Totals:
@@ -373,7 +367,7 @@ class MicroBatchStreamer:
             self._verification.verify(piece, size, alone=False)
             updates.moments = moments  # without those of a check
             plan = self._weighing.plan(piece, size)
-            self._state_due = len(plan.bounds) > 1 or bool(totals.sizes)
+            self._verification.state_due = len(plan.bounds) > 1 or bool(totals.sizes)
             totals += self._accumulate(plan, 1.0)
             del piece, plan  # before the next piece is made
         if not totals.sizes:

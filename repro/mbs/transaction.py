@@ -220,11 +220,10 @@ def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     seen, leaves = set(waiting), []
     while waiting:
         node = waiting.pop()
-        following = node.next_functions
-        for function, _ in following:
-            if function is not None and function not in seen:
-                seen.add(function)
-                waiting.append(function)
-        if not following and isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+        new = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= new
+        waiting += new
+        leaf = None if node.next_functions else getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
             leaves.append(leaf)
     return leaves

@@ -3,6 +3,7 @@
 import copy
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -475,13 +476,6 @@ GRAPHS = {
 }
 
 
-class Graphs:
-    """A mini-batch of a form that only `split` knows."""
-
-    def __init__(self, nodes):
-        self.nodes = nodes
-
-
 def parts_of_graphs(targets, batch, most):
     nodes = batch[0].nodes
     parts = [nodes[i : i + most] for i in range(0, len(nodes), most)]
@@ -498,15 +492,16 @@ def test_samples_of_unequal_size(name):
     streamer = MicroBatchStreamer(model, loss_fn, 2, **options)
     if name in ("your own", "miscounted"):
         with pytest.raises(LossCheckError):
-            streamer.backward(Graphs(nodes), weights=weights)
+            streamer.backward(SimpleNamespace(nodes=nodes), weights=weights)
         return
-    streamer.backward(Graphs(nodes), weights=weights)
+    streamer.backward(SimpleNamespace(nodes=nodes), weights=weights)
     assert (gradient(model) - gradient(plain)).norm() < 1e-12 * gradient(plain).norm()
 
 
 def test_a_mini_batch_of_a_form_of_its_own_needs_a_function_that_splits():
-    with pytest.raises(UnsplittableBatchError, match=r"inputs is a Graphs.*split="):
-        MicroBatchStreamer(make_model(), F.mse_loss, 16).backward(Graphs(NODES), VALUES)
+    with pytest.raises(UnsplittableBatchError, match=r"inputs is a SimpleNamespace.*split="):
+        streamer = MicroBatchStreamer(make_model(), F.mse_loss, 16)
+        streamer.backward(SimpleNamespace(nodes=NODES), VALUES)
     split = partial(parts_of_graphs, VALUES)
     with pytest.raises(ValueError, match="nothing for shared"):
         MicroBatchStreamer(make_model(), F.mse_loss, 16, split=split, shared=["x"])
@@ -646,24 +641,13 @@ def test_what_belongs_to_the_whole_is_found(name, micro):
             MicroBatchStreamer(model, loss_fn, micro, two_pass=True).backward(inputs, targets)
 
 
-class InsideAtRandom(nn.Module):
-    """Computes its loss itself, from outputs with noise in evaluation too."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = make_model()
-
-    def forward(self, x, y):
-        outputs = self.inner(x)
-        outputs = outputs + torch.randn_like(outputs)
-        return {"loss": F.cross_entropy(outputs, y), "logits": outputs}
-
-
 @pytest.mark.parametrize("form", ["random", "single samples"])
 def test_what_cannot_be_checked_is_said_once(form):
     if form == "random":
-        streamer = MicroBatchStreamer(InsideAtRandom(), outputs_loss, 16)
-        run = partial(streamer.backward, {"x": X, "y": LABELS})
+        model = LanguageModel()  # with noise in evaluation, too
+        model.embedding.register_forward_hook(lambda module, _, h: h + torch.randn_like(h))
+        streamer = MicroBatchStreamer(model, outputs_loss, 16)
+        run = partial(streamer.backward, {"input_ids": TOKENS, "labels": TOKENS})
     else:
         streamer = MicroBatchStreamer(make_model(), tokens, 16)
 
