@@ -335,7 +335,8 @@ def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
         return None
     together: list[Any] = []
     for column in zip(*every, strict=True):
-        if len({(type(x), x if isinstance(x, int | float) else None) for x in column}) > 1:
+        numbers = {x if isinstance(x, int | float) else None for x in column}
+        if len(numbers) > 1 or len({isinstance(x, Tensor) for x in column}) > 1:
             return None
         if not isinstance(column[0], Tensor) or column[0].dim() == 0:
             together.append(column[0])
