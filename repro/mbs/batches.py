@@ -1,8 +1,10 @@
 """Cutting of mini-batches, or pieces of them, into micro-batches, and joining of outputs."""
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,11 +33,7 @@ class Plan:
 
     bounds: list[tuple[int, int]]  # sample range of each micro-batch
     weights: list[float]  # weight of each in the mini-batch's loss
-    _part: Callable[[int], Any]
-
-    def parts(self) -> Iterator[Any]:
-        """Yield (inputs, targets) of each micro-batch, made on demand."""
-        return (self._part(number) for number in range(len(self.bounds)))
+    parts: Callable[[], Iterator[Any]]  # yields (inputs, targets) of each, made on demand
 
 
 @dataclass(frozen=True)
@@ -63,50 +61,42 @@ class Piece:
         are used.
         """
         if self.batch is not None:
-            batch, size = self.batch, micro_batch_size
-            ranges = bounds(self.num_samples, size, fewest)
+            ranges = bounds(self.num_samples, micro_batch_size, fewest)
             if as_in_paper:
-                ranges = list(
-                    itertools.pairwise([*range(0, self.num_samples, size), self.num_samples])
-                )
-
-            def part(number: int) -> Any:
-                return batch.slice(*ranges[number])
-
+                starts = range(0, self.num_samples, micro_batch_size)
+                ranges = list(itertools.pairwise([*starts, self.num_samples]))
+            parts: Any = partial(itertools.starmap, self.batch.slice, ranges)
         else:
             assert self.split is not None
-            parts = split_by(self.split, self.inputs, self.targets, micro_batch_size)
-            ends = list(itertools.accumulate((count for _, _, count in parts), initial=0))
+            every = split_by(self.split, self.inputs, self.targets, micro_batch_size)
+            ends = list(itertools.accumulate((count for _, _, count in every), initial=0))
             ranges = list(itertools.pairwise(ends))
+            parts = partial(map, operator.itemgetter(0, 1), every)
             if ends[-1] != self.num_samples:
                 raise UnsplittableBatchError(
                     f"split returned micro-batches of {ends[-1]} samples in all for at most "
                     f"{micro_batch_size} each, but of {self.num_samples} where any size would do; "
                     f"each sample has to be in one of them, and in one only"
                 )
-
-            def part(number: int) -> Any:
-                return parts[number][:2]
-
         weights = None
         if loss is not None and self.weights is None:
-            targets = [part(number)[1] for number in range(len(ranges))]
+            targets = [target for _, target in parts()]
             if all(isinstance(target, torch.Tensor) for target in targets):
                 weights = loss.weights(targets, even=self.batch is not None)
-        return Plan(ranges, self._weights_of(ranges) if weights is None else weights, part)
+        return Plan(ranges, self._weights_of(ranges) if weights is None else weights, parts)
 
     def _weights_of(self, ranges: list[tuple[int, int]]) -> list[float]:
         """Return each micro-batch's weight: the sum of its samples' weights, or their number."""
         if self.weights is None:
             return [float(stop - start) for start, stop in ranges]
-        if self.batch is None and len(self.weights) != len(ranges):
+        if self.batch is not None:
+            return [float(self.weights[start:stop].sum()) for start, stop in ranges]
+        if len(self.weights) != len(ranges):
             raise MicroBatchError(
                 f"{len(self.weights)} weights were given for {len(ranges)} micro-batches of split; "
                 f"give one weight per micro-batch"
             )
-        if self.batch is None:
-            return [float(weight) for weight in self.weights]
-        return [float(self.weights[start:stop].sum()) for start, stop in ranges]
+        return self.weights.tolist()
 
 
 _ALL = 2**31 - 1  # more samples than any mini-batch has
@@ -137,7 +127,7 @@ class Reader:
         check_no_graph(inputs, "an input")
         if not self._graph_of_targets:
             check_no_graph(targets, "a target")
-        checked = _checked_weights(weights)
+        checked = None if weights is None else _checked_weights(weights)
         if self._split is not None:
             every = split_by(self._split, inputs, targets, _ALL)
             count = sum(part[2] for part in every)
@@ -160,16 +150,14 @@ class Reader:
                 "a mini-batch given as an iterator yields (inputs, targets) itself, and has no "
                 "weights; do not pass targets or weights beside it"
             )
-        return self._read_pieces(inputs)
+        return map(self._piece, inputs)
 
-    def _read_pieces(self, source: Iterator[Any]) -> Iterator[Piece]:
-        for item in source:
-            if not isinstance(item, tuple | list) or len(item) != 2:
-                raise MicroBatchError(
-                    f"the iterator yielded {type(item).__name__}; each piece must be (inputs, "
-                    f"targets)"
-                )
-            yield self.read(item[0], item[1], None)
+    def _piece(self, item: Any) -> Piece:
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise MicroBatchError(
+                f"the iterator yielded {type(item).__name__}; each piece must be (inputs, targets)"
+            )
+        return self.read(item[0], item[1], None)
 
 
 def _check_all_samples(inputs: Any, targets: Any, parts: list[Any], count: int) -> None:
@@ -186,18 +174,15 @@ def _check_all_samples(inputs: Any, targets: Any, parts: list[Any], count: int) 
         )
 
 
-def _checked_weights(weights: Any) -> torch.Tensor | None:
-    if weights is None:
-        return None
+def _checked_weights(weights: Any) -> torch.Tensor:
     try:
-        values = torch.as_tensor(weights).detach().to("cpu", torch.float64)
+        values = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise MicroBatchError(
             f"weights must be a list or 1-D tensor of numbers; got {type(weights).__name__}: "
             f"{error}"
         ) from error
-    usable = values.dim() == 1 and bool(torch.isfinite(values).all()) and bool((values >= 0).all())
-    if not usable:
+    if values.dim() != 1 or not bool((values.isfinite() & (values >= 0)).all()):
         raise MicroBatchError(
             f"weights must be a list or 1-D tensor of finite numbers, none negative; got "
             f"shape {tuple(values.shape)} with sum {float(values.sum())}"
@@ -237,14 +222,9 @@ def concatenate(
     Without `bounds` a sample may have any number of rows, such as a graph's nodes.
     """
     counts = None if bounds is None else [stop - start for start, stop in bounds]
-    every = [leaves_of(output) for output in outputs]
-    kinds = {
-        tuple(x if isinstance(x, int | float) else isinstance(x, torch.Tensor) for x in leaves)
-        for leaves in every
-    }
-    tensors = [leaf for leaves in every for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    alike = len(kinds) == 1 and tensors and all(tensor.dim() > 0 for tensor in tensors)
-    whole = joined(outputs, counts) if alike else None
+    every = (leaf for output in outputs for leaf in leaves_of(output))
+    tensors = [leaf for leaf in every if isinstance(leaf, torch.Tensor)]
+    whole = joined(outputs, counts) if tensors and all(x.dim() > 0 for x in tensors) else None
     if whole is None:
         shapes = [tuple(tensor.shape) for tensor in tensors]
         raise MicroBatchError(

@@ -112,10 +112,6 @@ def _pool(first: Moments | None, second: Moments) -> Moments:
     if first is None:
         return second
     (n, mean_n, deviation_n), (m, mean_m, deviation_m) = first, second
-    shift = mean_m - mean_n
-    total = n + m
-    return (
-        total,
-        mean_n + shift * (m / total),
-        deviation_n + deviation_m + shift.square() * (n * m / total),
-    )
+    total, shift = n + m, mean_m - mean_n
+    deviation = deviation_n + deviation_m + shift.square() * (n * m / total)
+    return total, mean_n + shift * (m / total), deviation

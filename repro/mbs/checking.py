@@ -54,17 +54,15 @@ class Verification:
         self._novelty = Novelty()
         self._unmade: set[str] = set()
         self._stateful: list[str] = []
-        self._warned_of_state = False
+        self.state_due = self._warned_of_state = False  # due: several micro-batches follow
 
-    def begin(self, changed: bool) -> None:
-        """Start a mini-batch; `changed`: whether the loss function is another one."""
+    def begin(self, new_loss: bool, new_layers: bool) -> None:
+        """Start a mini-batch, perhaps with another loss function, or with other layers."""
         self._unmade, self._stateful = set(), []
-        if changed:
+        if new_layers:
+            self._checked.clear()
+        elif new_loss:
             self._checked.discard("loss")
-
-    def forget(self) -> None:
-        """Forget all checks: the model's layers have changed."""
-        self._checked.clear()
 
     def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
         """Check model and loss if a check is due; with `alone` the piece is a whole mini-batch.
@@ -80,10 +78,16 @@ class Verification:
         # The paper's exact algorithm is checked only for parts divided by mistake.
         mixing = piece.batch is not None and (not in_paper or piece.batch.num_splittable() > 1)
         number = piece.num_samples
+        always = self._check == "always"
+        # Undivided, too, it has two passes. Losses may exchange tensors between processes.
+        read = self._two_pass and unknown and number > 1 and not self._setting.processes.several
+        if self._check != "off" and read and (always or "loss" not in self._checked):
+            self._small(piece, size, self.compare.loss_reads_outputs)
+            self._checked.add("loss")
         if self._check == "off" or not (loss or mixing) or (alone and size >= number):
             return
         if number < 2 or self._setting.processes.sharded:  # all its processes would have to check
-            self._unmade = {"loss"} - self._checked if loss else set()
+            self._unmade |= {"loss"} if loss else set()
             return
         new = loss and piece.batch is not None and self._novelty.in_batch(piece.batch)
         weighed = loss and piece.batch is not None and piece.weights is not None
@@ -91,20 +95,20 @@ class Verification:
             # It is left out: right only where its loss is divided by its own weight, which is 0.
             new |= "empty" not in self._checked
             self._checked.add("empty")
-        always = self._check == "always"
         if mixing and (always or "mixing" not in self._checked):
-            self._mark(self._small(piece, size, self.compare.samples_stay_apart), "mixing")
+            made = self._small(piece, size, self.compare.samples_stay_apart)
+            (self._checked if made else self._unmade).add("mixing")
             if self.compare.hidden_state:
                 self._stateful.append("something outside the model's buffers")
         if loss and (always or "loss" not in self._checked or new):
             self._checked.discard("loss")  # after an error it is still to be checked
             made = size < number and self._of_micro_batches(piece, size)
-            self._mark(made or self._small(piece, size, self.compare.loss_adds_up), "loss")
+            made = made or self._small(piece, size, self.compare.loss_adds_up)
+            (self._checked if made else self._unmade).add("loss")
 
     def _of_micro_batches(self, piece: Piece, size: int) -> bool:
         """Compare the losses of micro-batches with the whole loss; return whether that ran."""
-        device = self._setting.device
-        if memory_state(device).simulated:
+        if memory_state(self._setting.device).simulated:
             return False  # a budget counts every byte: a size that fits would seem too large
         host = memory_state("cpu")
         room = min(_MOST_BYTES, max(0, host.limit_bytes - host.live_bytes) // 16)
@@ -119,23 +123,13 @@ class Verification:
         inputs = None if batch is None else batch.inputs
         exact = self._weighing.normalization == "exact"
         sample = Sample(plan.parts(), counts, plan.weights, exact, targets, inputs)
-        try:
-            return self.compare.outputs_add_up(sample, room)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        release_memory(device)
-        return False
+        return bool(self._fits(self.compare.outputs_add_up, sample, room))
 
-    def _mark(self, made: bool, kind: str) -> None:
-        (self._checked if made else self._unmade).add(kind)
-        if made:
-            self._unmade.discard(kind)
-
-    def note_state(self, changed: Callable[[], list[str]]) -> None:
-        """Note the names of buffers that one micro-batch has changed and the next one reads."""
-        if self._check != "off" and not self._warned_of_state:
-            self._stateful += changed()
+    def note_state(self) -> None:
+        """Note the names of buffers that the first micro-batch has changed and the next reads."""
+        if self.state_due and self._check != "off" and not self._warned_of_state:
+            self._stateful += self._setting.ledger.changed_buffers()
+        self.state_due = False
 
     def warn(self) -> None:
         """Warn, once each, of problems noted in a mini-batch that succeeded."""
@@ -152,9 +146,9 @@ class Verification:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        if self._unmade:
-            self._checked |= self._unmade
-            unchecked = " and ".join(t for name, t in _CHECKED.items() if name in self._unmade)
+        if unmade := self._unmade - self._checked:
+            self._checked |= unmade
+            unchecked = " and ".join(t for name, t in _CHECKED.items() if name in unmade)
             warnings.warn(
                 f"MicroBatchStreamer could not check {unchecked}: a few samples cannot be computed "
                 f"alone, or have another outcome the second time; the model is fully sharded; or a "
@@ -176,27 +170,31 @@ class Verification:
         counts = [count, half] if half < count else [count]
         while counts:
             count = counts.pop(0)
-            try:
-                sample = self._sample(piece, count)
-                if sample is not None and check(sample):
-                    return True
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                if not counts and count > 1:
-                    counts.append(count // 2)
-            release_memory(self._setting.device)
+            if made := self._fits(self._on_two_groups, piece, count, check):
+                return True
+            if made is None and not counts and count > 1:
+                counts.append(count // 2)
         return False
 
-    def _sample(self, piece: Piece, count: int) -> Sample | None:
-        """Return two groups of samples; None without weight, or of samples that `split` makes."""
+    def _fits(self, check: Callable[..., bool], *arguments: Any) -> bool | None:
+        """Run a check; return None where memory runs out."""
+        try:
+            return check(*arguments)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        release_memory(self._setting.device)  # outside the except block, as in `AutoSizer`
+        return None
+
+    def _on_two_groups(self, piece: Piece, count: int, check: Callable[[Sample], bool]) -> bool:
+        """Check two groups of samples; False without weight, or of samples that `split` makes."""
         if piece.batch is None:
-            return None
+            return False
         groups = telling_samples(piece.batch, count)
         weights = [float(count)] * 2
         if piece.weights is not None:
             weights = [float(piece.weights[group].sum()) for group in groups]
         exact = self._weighing.normalization == "exact"
-        return (
-            None if exact and sum(weights) == 0 else Sample.of(piece.batch, groups, weights, exact)
-        )
+        if exact and sum(weights) == 0:
+            return False
+        return check(Sample.of(piece.batch, groups, weights, exact))

@@ -54,13 +54,16 @@ class Processes:
 
     def mean_weight(self, weight: float) -> float | torch.Tensor:
         """Return the divisor for which the mean over processes is the mean over all samples."""
-        if not self.several:
-            return weight
-        return self._reduced(weight) / dist.get_world_size(self._group)
+        return self.sum(weight) / dist.get_world_size(self._group) if self.several else weight
 
-    def sum_losses(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the processes' losses; an infinity or NaN reaches all processes."""
-        return self._reduced(loss) if self.several else loss
+    def sum(self, value: float | torch.Tensor) -> float | torch.Tensor:
+        """Return the sum over the processes; an infinity or NaN, as of a loss, reaches all."""
+        if not self.several:
+            return value
+        # A kernel fills it: a copy from the host would wait for the device.
+        total = torch.zeros((), device=self._device, dtype=torch.float64) + value
+        dist.all_reduce(total, group=self._group)
+        return total
 
     def reshard(self) -> None:
         """Let a fully sharded model hold its parts, where an evaluation has left them gathered."""
@@ -117,12 +120,6 @@ class Processes:
         finally:
             model._modules["module"] = module
         loss.backward()
-
-    def _reduced(self, value: float | torch.Tensor) -> torch.Tensor:
-        # A kernel fills it: a copy from the host would wait for the device.
-        total = torch.zeros((), device=self._device, dtype=torch.float64) + value
-        dist.all_reduce(total, group=self._group)
-        return total
 
 
 class _Zero(nn.Module):

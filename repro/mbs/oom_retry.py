@@ -101,12 +101,11 @@ class Retries:
         device at once.
         """
         setting = self._setting
-        plan = setting.weighing.plan(replace(piece, weights=None), size, as_in_paper=True)
-        count, part = max(2, setting.stager.ring_length), next(plan.parts())
+        part = next(replace(piece, weights=None).plan(size, as_in_paper=True).parts())
+        count = max(2, setting.stager.ring_length)
         attributes = Snapshot(*roots, tensors=False)
-        sample = Plan(
-            [(0, size)] * count, [1.0] * count, lambda _: uncounted_copy(part, setting.device)
-        )
+        parts = partial(map, partial(uncounted_copy, device=setting.device), [part] * count)
+        sample = Plan([(0, size)] * count, [1.0] * count, parts)
         try:
             with (
                 MemoryMeter(setting.device, resident=setting.module) as meter,

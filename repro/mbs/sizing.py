@@ -108,10 +108,7 @@ class AutoSizer:
             self._overhead_bytes = max(self._overhead_bytes, held - peak)
             return peak
         except Exception as error:
-            ran_out = is_out_of_memory(error)
-            if ran_out and self._least is not None:
-                raise
-            if not ran_out:
+            if not is_out_of_memory(error):
                 if isinstance(error, MicroBatchError) or not isinstance(error, _REFUSALS):
                     raise
                 raise MicroBatchSizeError(
@@ -119,6 +116,8 @@ class AutoSizer:
                     f"not be computed ({type(error).__name__}: {error}); give a whole number, such "
                     f"as a multiple of what the model takes together"
                 ) from error
+            if self._least is not None:
+                raise
         release_memory(self._device)  # outside the except block, which holds the failed tensors
         return None
 

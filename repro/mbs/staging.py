@@ -1,5 +1,6 @@
 """Streaming of micro-batches to a device, copies overlapped with computation."""
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -104,12 +105,9 @@ class Stager:
                 return float(self._origin.elapsed_time(mark)) / 1e3
             return float(mark - self._origin)
 
-        counts: dict[str, int] = {"copy": 0, "compute": 0}
-        spans = []
-        for kind, start, end in self.marks:
-            spans.append(Span(kind, counts[kind], seconds(start), seconds(end)))
-            counts[kind] += 1
-        return spans
+        numbers = {"copy": itertools.count(), "compute": itertools.count()}
+        marks = ((next(numbers[mark[0]]), *mark) for mark in self.marks)
+        return [Span(kind, n, seconds(start), seconds(end)) for n, kind, start, end in marks]
 
     def _stream_queued(self, iterator: Iterator[Any]) -> Generator[Any, None, None]:
         compute = accelerator.current_stream(self._device)
@@ -222,11 +220,7 @@ class Stager:
 
 def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
     # Channels-last, which a caller chooses for speed, stays; other layouts become contiguous.
-    for layout, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-        if (
-            tensor.dim() == dims
-            and not tensor.is_contiguous()
-            and tensor.is_contiguous(memory_format=layout)
-        ):
-            return layout
-    return torch.contiguous_format
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = layouts.get(tensor.dim(), torch.contiguous_format)
+    kept = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
+    return layout if kept else torch.contiguous_format

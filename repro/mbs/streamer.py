@@ -130,7 +130,7 @@ class MicroBatchStreamer:
         self._batchnorm, self._two_pass, self._trace = batchnorm, two_pass, trace
         self._modules: list[nn.Module] = []
         self._hooks = DeferredHooks([])
-        self._state_due = self._connected = False
+        self._connected = False
         # The loss of two passes is computed of all targets at once, with their graph.
         self._reader = Reader(shared, split, graph_of_targets=two_pass)
         self._weighing = Weighing(normalization, two_pass, loss_fn)
@@ -207,9 +207,10 @@ class MicroBatchStreamer:
         pieces = self._reader.pieces_of(inputs, targets, weights)
         self._check_form(pieces is not None, weights is not None)
         self._stager.reset()
-        self._verification.begin(changed=self._weighing.read(self.loss_fn))
         # Read for each mini-batch: layers are added, frozen and thawed, buffers replaced.
-        self._read_modules()
+        found = list(dict.fromkeys(m for root in self._roots() for m in root.modules()))
+        self._verification.begin(self._weighing.read(self.loss_fn), found != self._modules)
+        self._modules[:] = found  # in place: the check holds the same list
         self._processes.reshard()
         piece = self._reader.read(inputs, targets, weights) if pieces is None else None
         self._run_lazy_layers(piece)
@@ -284,7 +285,7 @@ class MicroBatchStreamer:
             if weight == 0 and not self._processes.sharded:
                 return None
             loss = self._loss(outputs, targets)
-            self._look_for_state()
+            self._verification.note_state()
         if weight == 0:
             tensors = [x for x in leaves_of(outputs) if isinstance(x, torch.Tensor)]
             of_outputs = {id(leaf) for leaf in leaves_of_graph(tensors)}
@@ -297,32 +298,21 @@ class MicroBatchStreamer:
     def _roots(self) -> list[nn.Module]:
         return [self.model, *modules_in(self.loss_fn)]
 
-    def _read_modules(self) -> None:
-        found = list(dict.fromkeys(m for root in self._roots() for m in root.modules()))
-        if found != self._modules:
-            self._modules[:] = found  # in place: the check holds the same list
-            self._verification.forget()
-
     def _run_lazy_layers(self, piece: Piece | None) -> None:
         """Let lazy layers make their parameters, as the first forward pass would."""
-        if piece is not None and self._lazy_layer() is not None:
+
+        def lazy() -> list[str]:
+            kinds = (m for m in self._modules if isinstance(m, LazyModuleMixin))
+            return [type(m).__name__ for m in kinds if m.has_uninitialized_params()]
+
+        if piece is not None and lazy():
             part = next(self._weighing.plan(piece, self._size or 2).parts())
             self._verification.compare.compute(part[0])
-        if (layer := self._lazy_layer()) is not None:
+        if names := lazy():
             raise errors.MicroBatchError(
-                f"the model has a {type(layer).__name__} that has no parameters yet; call the "
-                f"model once on a few samples, under torch.no_grad()"
+                f"the model has a {names[0]} that has no parameters yet; call the model once on a "
+                f"few samples, under torch.no_grad()"
             )
-
-    def _lazy_layer(self) -> nn.Module | None:
-        kinds = (m for m in self._modules if isinstance(m, LazyModuleMixin))
-        return next((m for m in kinds if m.has_uninitialized_params()), None)
-
-    def _look_for_state(self) -> None:
-        """Warn if the first of several forward passes changed state that the next one reads."""
-        if self._state_due:
-            self._state_due = False
-            self._verification.note_state(self._ledger.changed_buffers)
 
     # A mini-batch, whole or piece by piece
 
@@ -342,12 +332,12 @@ class MicroBatchStreamer:
             agreed = self._processes.agreed_count(count, piece.num_samples if free else count)
             if agreed > count:
                 plan = self._weighing.plan(piece, size, fewest=agreed)
-        self._state_due = len(plan.bounds) > 1
+        self._verification.state_due = len(plan.bounds) > 1
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
             run = partial(self._accumulate, plan, divisor)
             if self._two_pass:
-                own = self._loss, self._check_finite, self._look_for_state
+                own = self._loss, self._check_finite, self._verification.note_state
                 run = partial(run_two_passes, self._setting, piece, plan, updates, *own)
 
             def checked() -> Totals:
@@ -377,7 +367,7 @@ class MicroBatchStreamer:
             self._verification.verify(piece, size, alone=False)
             updates.moments = moments  # without those of a check
             plan = self._weighing.plan(piece, size)
-            self._state_due = len(plan.bounds) > 1 or bool(totals.sizes)
+            self._verification.state_due = len(plan.bounds) > 1 or bool(totals.sizes)
             totals += self._accumulate(plan, 1.0)
             del piece, plan  # before the next piece is made
         if not totals.sizes:
@@ -414,7 +404,7 @@ class MicroBatchStreamer:
         loss = totals.loss
         if totals.weight == 0 and not self._processes.several:
             loss = loss * torch.nan  # no weight at all: 0 / 0, as for the whole mini-batch
-        of_all = float(self._processes.sum_losses(loss))
+        of_all = float(self._processes.sum(loss))
         if math.isfinite(of_all):
             return
         others = math.isfinite(float(loss))

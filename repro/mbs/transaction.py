@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.weak import TensorWeakRef
 
+from repro.measure.untouched import stored
+
 _SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its earlier gradient
 
 
@@ -49,8 +51,7 @@ class Ledger:
         aside = [self._aside(leaf) for leaf in self._leaves()]
         for leaf in self._leaves():
             leaf.grad = None
-        entry = copies, aside
-        self._active.append(entry)
+        self._active.append((copies, aside))
         kept = False
         try:
             yield
@@ -62,8 +63,11 @@ class Ledger:
                 if (leaf := reference()) is None or (kept and before is None):
                     continue
                 if kept and before is not None and leaf.grad is not None:
-                    sums.append(before)
-                    terms.append(leaf.grad)
+                    if before.is_sparse and not leaf.grad.is_sparse:  # as torch adds them
+                        before = leaf.grad + before
+                    else:
+                        sums.append(before)
+                        terms.append(leaf.grad)
                 leaf.grad = before
             if sums:
                 torch._foreach_add_(sums, terms)
@@ -114,11 +118,12 @@ class Buffers:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._held = [(module, dict(module._buffers.items())) for module in modules]
-        every = (buffer for _, held in self._held for buffer in held.values())
+        every = (b for _, held in self._held for b in held.values() if b is not None)
         # Others, such as a sparse adjacency matrix, can be replaced, but hardly be written.
-        dense = (b for b in every if b is not None and b.layout is torch.strided)
-        self._tensors = list({id(b): b for b in dense}.values())
-        self._versions = {id(tensor): version_of(tensor) for tensor in self._tensors}
+        dense = {id(b): b for b in every if b.layout is torch.strided and not b.is_inference()}
+        self._versions = {key: version_of(buffer) for key, buffer in dense.items()}
+        # Of an expanded buffer, which cannot be written, its distinct values.
+        self._tensors = [stored(b) if 0 in b.stride() else b for b in dense.values()]
         self._frozen = [
             (module, name, parameter, parameter.detach(), version_of(parameter))
             for module in modules
@@ -140,9 +145,11 @@ class Buffers:
                 if name not in module._buffers or module._buffers[name] is not buffer:
                     module._buffers[name] = buffer
         groups = defaultdict[Any, list[Any]](list)  # torch would copy mixed types one by one
-        for pair in zip(self._tensors, copies, strict=True):
-            groups[pair[0].device, pair[0].dtype].append(pair)
         with torch.no_grad():
+            for tensor, value in zip(self._tensors, copies, strict=True):
+                if tensor.shape != value.shape:  # a forward pass gave it another size
+                    tensor.resize_(value.shape)
+                groups[tensor.device, tensor.dtype].append((tensor, value))
             for pairs in groups.values():
                 tensors, values = (list(each) for each in zip(*pairs, strict=True))
                 torch._foreach_copy_(tensors, values)
@@ -161,7 +168,9 @@ class Buffers:
                 if id(before) not in values or now is None or isinstance(module, _NormBase):
                     continue
                 written = now is not before or version_of(now) != self._versions[id(before)]
-                if written and not _equal(now, values[id(before)]):
+                value = values[id(before)]
+                same = (now.dtype, now.device) == (value.dtype, value.device)
+                if written and not (same and torch.equal(stored(now), value)):
                     changed.append(f"{name} of {type(module).__name__}")
         changed += self.changed_frozen()
         for module, numbers in self._numbers:
@@ -191,11 +200,6 @@ def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(torchs._is_alias_of(one, other))
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
-    return alike and torch.equal(one, other)
-
-
 def version_of(tensor: torch.Tensor) -> int:
     """Return a number that grows with each change in place; 0 if torch keeps no count."""
     return 0 if tensor.is_inference() else tensor._version
@@ -216,11 +220,10 @@ def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     seen, leaves = set(waiting), []
     while waiting:
         node = waiting.pop()
-        following = node.next_functions
-        for function, _ in following:
-            if function is not None and function not in seen:
-                seen.add(function)
-                waiting.append(function)
-        if not following and isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+        new = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= new
+        waiting += new
+        leaf = None if node.next_functions else getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
             leaves.append(leaf)
     return leaves

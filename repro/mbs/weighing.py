@@ -80,11 +80,11 @@ class Weighing:
         changed, self._loss_fn = loss_fn is not self._loss_fn, loss_fn
         return changed
 
-    def plan(self, piece: Piece, size: int, as_in_paper: bool = False, fewest: int = 1) -> Plan:
+    def plan(self, piece: Piece, size: int, fewest: int = 1) -> Plan:
         """Cut a piece into micro-batches and weigh them (Algorithm 1, lines 1 to 6)."""
-        as_in_paper = as_in_paper or self.normalization == "paper"
         exact = self.normalization == "exact" and not self._two_pass
-        plan = piece.plan(size, as_in_paper, self.known if exact else None, fewest)
+        in_paper = self.normalization == "paper"
+        plan = piece.plan(size, in_paper, self.known if exact else None, fewest)
         return plan if exact else replace(plan, weights=[1.0] * len(plan.bounds))
 
     def divisor(self, weight: float) -> float:

@@ -32,7 +32,6 @@ from repro.measure.containers import (
     EmptyBatchError,
     UnsplittableBatchError,
     Which,
-    is_foreign,
     parts_of,
     pick,
     samples_of,
@@ -172,11 +171,7 @@ def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list
 
 def to_device(tree: Any, device: torch.device) -> Any:
     """The structure with its tensors on `device`."""
-
-    def move(leaf: Any) -> Any:
-        return leaf.to(device) if isinstance(leaf, _MOVABLE) else leaf
-
-    return map_leaves(move, tree)
+    return map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, _MOVABLE) else leaf, tree)
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
@@ -196,7 +191,9 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     pairs, rebuild = parts
     values = [map_leaves(function, child) for _, child in pairs]
     same = all(value is child for value, (_, child) in zip(values, pairs, strict=True))
-    return tree if same and not is_foreign(tree) else rebuild(values)
+    # A mapping such as a tokenizer's output becomes a dictionary, with which models are called.
+    foreign = isinstance(tree, Mapping) and not isinstance(tree, dict)
+    return tree if same and not foreign else rebuild(values)
 
 
 def leaves_of(tree: Any) -> list[Any]:
@@ -221,7 +218,8 @@ class _Finder:
         self._sizes: dict[Path, int] = {}  # of leaves that have samples
         self._lengths: dict[Path, int] = {}  # of lists and tuples that may hold one item a sample
         self._fixed: set[int] = set()  # the sizes of leaves in no such list
-        self._leading: set[Path] = set()  # of inputs in no such list that have further dimensions
+        # Inputs with a leading dimension of 1 and further ones, such as positions (1, T).
+        self._single: set[Path] = set()
         self._seen: list[str] = []
 
     def visit(self, tree: Any, path: Path, arguments: bool = False, listed: bool = False) -> None:
@@ -234,8 +232,9 @@ class _Finder:
             size = samples_of(tree)
             if isinstance(size, int):
                 self._sizes[path] = size
-                if path[0] == "inputs" and len(getattr(tree, "shape", ())) > 1 and not listed:
-                    self._leading.add(path)
+                more = size == 1 and len(getattr(tree, "shape", ())) > 1
+                if more and path[0] == "inputs" and not listed:
+                    self._single.add(path)
                 self._fixed |= set() if listed else {size}
             return
         if not arguments and _is_alike(tree):
@@ -266,13 +265,12 @@ class _Finder:
                 )
 
     def _find_broadcast(self) -> None:
-        """Share inputs with a leading 1, such as positions (1, T), among several samples."""
-        single = {path for path in self._leading if self._sizes[path] == 1}
-        rest = {size for path, size in self._sizes.items() if path not in single}
-        if single and self._fixed == {1, *rest} and len(rest) == 1 and 1 not in rest:
-            self._whole |= single
+        """Share inputs with a leading 1 among several samples."""
+        rest = {size for path, size in self._sizes.items() if path not in self._single}
+        if self._single and self._fixed == {1, *rest} and len(rest) == 1 and 1 not in rest:
+            self._whole |= self._single
             self._fixed = rest
-            for path in single:
+            for path in self._single:
                 del self._sizes[path]
 
     def decide(self, trees: dict[str, Any]) -> tuple[dict[Path, str], int]:

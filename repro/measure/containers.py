@@ -143,9 +143,3 @@ def _remade(original: Any, names: list[str], values: list[Any]) -> Any:
                 f"happen again for each micro-batch{hint}"
             )
     return made
-
-
-def is_foreign(tree: Any) -> bool:
-    """Whether a container is to become a dictionary."""
-    # A mapping such as a tokenizer's output becomes a dictionary, with which models are called.
-    return isinstance(tree, Mapping) and not isinstance(tree, dict)

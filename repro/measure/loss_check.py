@@ -73,11 +73,6 @@ class Sample:
         counts = [len(first), len(second)]
         return cls(parts, counts, weights, exact, lambda _: targets, inputs, twice)
 
-    def factors(self, count: int) -> list[float]:
-        """Each share of the first `count` groups in their joint loss."""
-        total = sum(self.weights[:count])
-        return [weight / total if self.exact else 1.0 for weight in self.weights[:count]]
-
 
 class LossCheck:
     """Compares losses and outputs of samples computed together and in parts.
@@ -145,6 +140,14 @@ class LossCheck:
             (self._compare_inside, nn.Module),
         )
         return any(self._attempt(check, sample, evaluating=kinds) for check, kinds in ways)
+
+    def loss_reads_outputs(self, sample: Sample) -> bool:
+        """Compare what a loss reaches with and without a graph of the model; return whether it ran.
+
+        Raises:
+            LossCheckError: It reads what the forward pass leaves elsewhere than in its outputs.
+        """
+        return self._attempt(self._compare_reached, sample, evaluating=nn.SyncBatchNorm)
 
     def samples_stay_apart(self, sample: Sample) -> bool:
         """Compare the outputs of a few samples; return whether that was possible.
@@ -229,9 +232,7 @@ class LossCheck:
         with self._context():
             wide = torch.is_autocast_enabled(self._device.type)
         wide = wide or any(leaf.dtype in HALF for leaf in floats(together))
-
-        def parts() -> list[Evaluated]:
-            return [self._evaluated(*pair, wide=wide) for pair in pairs]
+        parts = [partial(self._evaluated, *pair, wide=wide) for pair in pairs]
 
         def whole() -> Evaluated:
             with _fails_as(
@@ -246,28 +247,27 @@ class LossCheck:
 
     def _compare_inside(self, sample: Sample) -> bool:
         """Compare losses, with a graph from the model's outputs to the loss only."""
-
-        def parts() -> list[Evaluated]:
-            return [self._with_graph(*part) for part in sample.parts]
-
+        parts = [partial(self._with_graph, *part) for part in sample.parts]
         whole = partial(self._with_graph, sample.inputs, sample.targets(len(sample.counts)))
         return self._compare(sample, parts, whole, True, False)
 
     def _compare(
         self,
         sample: Sample,
-        evaluate_parts: Callable[[], list[Evaluated]],
+        evaluate_parts: Sequence[Callable[[], Evaluated]],
         evaluate_whole: Callable[[], Evaluated],
         inside: bool,
         wide: bool,
     ) -> bool:
-        parts = evaluate_parts()
+        parts = [evaluate_part() for evaluate_part in evaluate_parts]
         if not inside and all(part.inside for part in parts):
             return False
         whole = evaluate_whole()
         if not torch.isfinite(whole.loss):
             return False  # the mini-batch itself will raise the error
-        combined, value, gradient = compare(whole, parts, sample.factors(len(parts)))
+        weights = sample.weights[: len(parts)]
+        factors = [w / sum(weights) if sample.exact else 1.0 for w in weights]
+        combined, value, gradient = compare(whole, parts, factors)
         kinds = [whole.loss, *whole.gradients]
         narrow = self._tolerance(kinds, narrow=True, wide=wide)
         allowed = self._tolerance(kinds) if inside else narrow  # of the very same outputs
@@ -276,9 +276,9 @@ class LossCheck:
         drawn = self._generators()
         same = _alike([whole], [evaluate_whole()], narrow, allowed)
         if drawn != self._generators():  # whole and parts had other random numbers
-            firsts, times = [whole, *parts], range(_REPEATS)
-            again = ([evaluate_whole(), *evaluate_parts()] for _ in times)
-            same = same and all(_alike(firsts, each, narrow, allowed) for each in again)
+            every = [evaluate_whole, *evaluate_parts]
+            again = ([evaluate_one() for evaluate_one in every] for _ in range(_REPEATS))
+            same = same and all(_alike([whole, *parts], e, narrow, allowed) for e in again)
         if not same:
             return False
         raise LossCheckError(
@@ -288,6 +288,25 @@ class LossCheck:
             f"It is no {'mean' if sample.exact else 'sum'} over samples. "
             f"{self._advice[1] if inside else ''}{self._advice[0]}{_OFF}"
         )
+
+    def _compare_reached(self, sample: Sample) -> bool:
+        (inputs, targets), *_ = sample.parts
+        every = [p for p in nn.ModuleList(self._modules).parameters() if p.requires_grad]
+        reached: list[set[int]] = []
+        for forward in (self._forward, self._outputs):  # the second with a graph
+            with self._undone(), torch.enable_grad(), self._context():
+                loss = self._loss(map_leaves(_detached, forward(inputs)), targets)
+                loss = loss + torch.zeros_like(loss).requires_grad_()  # which has a graph
+                found = torch.autograd.grad(loss, every, allow_unused=True)
+                reached.append({n for n, g in enumerate(found) if g is not None})
+        if reached[1] - reached[0]:
+            raise LossCheckError(
+                f"the loss reads a tensor that the model's forward pass leaves elsewhere than in "
+                f"its outputs, such as in an attribute or a hook's list. In two passes that tensor "
+                f"has no gradient, and is the last micro-batch's. Let forward return it, with a "
+                f"row for each sample. {_OFF}"
+            )
+        return True
 
     def _generators(self) -> Any:
         torchs = [s.tolist() for s in accelerator.get_rng(self._device) if s is not None]
@@ -403,7 +422,11 @@ def without_graph(call: Callable[[], Any], again: Callable[[], None] = lambda: N
     again()
     with torch.enable_grad():  # the model may differentiate, or hook its activations
         outputs = call()
-    return map_leaves(lambda x: x.detach() if isinstance(x, Tensor) else x, outputs)
+    return map_leaves(_detached, outputs)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 @contextmanager
@@ -456,7 +479,8 @@ def _of_part(
 def _can_be_joined(leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
         return leaf.layout == torch.strided and not leaf.is_nested
-    return not holds_tensors(leaf, 3)
+    # A number may be that of the part's samples.
+    return type(leaf) not in (int, float) and not holds_tensors(leaf, 3)
 
 
 def _fresh(tree: Any, device: torch.device) -> Any:

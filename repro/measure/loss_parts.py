@@ -73,7 +73,7 @@ _ROW_MEANS: tuple[Any, ...] = (
     F.triplet_margin_loss, F.triplet_margin_with_distance_loss,
 )  # fmt: skip
 _ANY_DIMS = (*_CLASS_MEANS, *_ROW_MEANS, losses.MultiMarginLoss, F.multi_margin_loss)
-_OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index")
+_OPTIONS = ("reduction", "weight", "pos_weight", "ignore_index", "label_smoothing")
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,16 @@ class KnownLoss:
         """
         each = [self.counts(part) for part in targets]
         if None not in [*each[:1]]:
-            return torch.stack([part.sum() for part in each if part is not None]).tolist()
+            sums = torch.stack([part.sum() for part in each if part is not None]).tolist()
+            ignored = self._options.get("ignore_index", -100)
+            smoothed = self._options.get("label_smoothing")
+            for labels, total in zip(targets, sums, strict=True):
+                if total == 0 and smoothed and bool((labels.long() != ignored).any()):
+                    raise UnsupportedLossError(
+                        f"a micro-batch of {len(labels)} samples has classes of weight 0 alone; "
+                        f"label_smoothing counts them, but divides by 0; use two_pass=True"
+                    )
+            return sums
         if even:
             return None
         # Divided by rows (a row may hold probabilities of all classes), otherwise by elements.
@@ -160,6 +169,7 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
 
 def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     """A loss's function or class in torch, its options, and whether it has hooks."""
+    loss_fn = getattr(loss_fn, "_orig_mod", loss_fn)  # of torch.compile
     if isinstance(loss_fn, partial):
         return (None if loss_fn.args else loss_fn.func), dict(loss_fn.keywords), False
     if not isinstance(loss_fn, nn.Module):
@@ -325,8 +335,10 @@ def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
         return None
     together: list[Any] = []
     for column in zip(*every, strict=True):
-        tensors = all(isinstance(leaf, Tensor) for leaf in column)
-        if not tensors or column[0].dim() == 0:
+        numbers = {x if isinstance(x, int | float) else None for x in column}
+        if len(numbers) > 1 or len({isinstance(x, Tensor) for x in column}) > 1:
+            return None
+        if not isinstance(column[0], Tensor) or column[0].dim() == 0:
             together.append(column[0])
             continue
         if any(

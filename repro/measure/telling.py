@@ -29,20 +29,16 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
     number = batch.num_samples
     score = np.zeros(number)
     for path, whole in _strided(batch):
-        if len(whole) != number or not whole.numel():
+        target, few = _is_target(path), whole.numel() <= _FEW
+        whole_numbers = not whole.is_floating_point()
+        if not whole.numel() or not (target or few or whole_numbers):
             continue
-        target = _is_target(path)
-        if whole.is_floating_point():
-            if target or whole.numel() <= _FEW:
-                rows = whole.detach().reshape(number, -1).cpu()
-                score += 1e3 * (~rows.isfinite()).sum(1).numpy()
-                if bool(((rows == 0) | (rows == 1)).all()):
-                    score += (rows == 0).sum(1).numpy()
-            continue
-        rows = whole.reshape(number, -1).cpu()
-        score += (rows <= 0).sum(1).numpy()
-        score += 1e3 * (rows < 0).sum(1).numpy()
-        if target and rows.numel() <= _FEW:
+        rows = whole.detach().reshape(number, -1).cpu()
+        unlike = rows < 0 if whole_numbers else ~rows.isfinite()
+        score += 1e3 * unlike.sum(1).numpy()
+        if whole_numbers or bool(((rows == 0) | (rows == 1)).all()):
+            score += (rows <= 0).sum(1).numpy()
+        if whole_numbers and target and few:
             _, inverse, counts = rows.unique(return_inverse=True, return_counts=True)
             score += (number / counts.double())[inverse].mean(1).numpy()
     order = np.argsort(score, kind="stable")
@@ -90,14 +86,11 @@ class Novelty:
         found = False
         for path, whole in _strided(batch):
             if (traits := _traits(path, whole)) is not None:
-                found |= self._is_new(path, traits) | self._has_new_value(path, whole)
+                now, before = traits.tolist(), self._seen.get(path)
+                self._seen[path] = now if before is None else [*map(max, now, before)]
+                found |= self._seen[path] != before
+                found |= self._has_new_value(path, whole)
         return found
-
-    def _is_new(self, path: Any, traits: Tensor) -> bool:
-        now = traits.tolist()
-        before = self._seen.get(path)
-        self._seen[path] = now if before is None else [*map(max, now, before)]
-        return before is None or self._seen[path] != before
 
     def _has_new_value(self, path: Any, values: Tensor) -> bool:
         """Whether a small target has a new integer between known ones; remembers its integers."""
@@ -135,11 +128,13 @@ def _traits(path: Any, values: Tensor) -> Tensor | None:
 def _strided(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
     """Yield path and value of dense tensors and numeric arrays with samples, as tensors."""
     for path, leaf in batch.tensors():
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biuf":
-            continue
-        whole = torch.as_tensor(leaf)
-        if whole.layout is torch.strided and not whole.is_complex():
-            yield path, whole if whole.dtype in _COMPARED else whole.float()
+        if isinstance(leaf, np.ndarray):
+            if leaf.dtype.kind not in "biuf":
+                continue
+            # Torch takes no negative strides, nor the bytes of another machine.
+            leaf = torch.from_numpy(np.ascontiguousarray(leaf, leaf.dtype.newbyteorder("=")))
+        if leaf.layout is torch.strided and not leaf.is_complex():
+            yield path, leaf if leaf.dtype in _COMPARED else leaf.float()
 
 
 def _is_label(path: Any, values: Tensor) -> bool:

@@ -1,4 +1,5 @@
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -127,6 +128,35 @@ def test_buffers_are_restored_by_one_call_for_each_type():
         buffers.write(copies)
     assert len(calls.names) == 2  # floats and counts
     assert not layers[1].num_batches_tracked and not layers[1].running_mean.any()
+
+
+class Buffered(nn.Linear):
+    """Has buffers that a forward pass gives another size, or that cannot be written."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("most", torch.empty(0))
+        self.register_buffer("wide", torch.ones(1, 2).expand(4, 2))
+        with torch.inference_mode():
+            self.register_buffer("order", torch.arange(2))
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.most.resize_(2).copy_(y.detach().amax(0))
+        return y * self.wide[0]
+
+
+@pytest.mark.parametrize("size", [3, "auto"])
+def test_buffers_of_any_form_are_put_back(size):
+    model, x = Buffered(), torch.randn(6, 3)
+    fails = MicroBatchStreamer(model, lambda outputs: outputs.sum() / 0, size)
+    with pytest.raises(ValueError, match=r"is -?inf"):
+        fails.backward(x)
+    assert not len(model.most) and bool((model.wide == 1).all())
+    with pytest.warns(RuntimeWarning) if size == 3 else nullcontext() as caught:
+        MicroBatchStreamer(model, F.mse_loss, size).backward(x, torch.zeros(6, 2))
+    assert caught is None or "changes most of Buffered. " in str(caught[0].message)
+    torch.testing.assert_close(model.most, model(x[-3 if size == 3 else 0 :]).amax(0))
 
 
 def test_a_layer_that_updates_its_statistics_itself_cannot_be_held_back():

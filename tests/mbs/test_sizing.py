@@ -1,8 +1,7 @@
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
+from test_streamer import assert_unchanged, state_of
 from torch import nn
 
 from repro.mbs import MicroBatchSizeError, MicroBatchStreamer, NondeterministicModelError
@@ -75,7 +74,10 @@ def test_everything_fits_without_a_budget(num_samples):
         assert streamer.backward(*make_batch(number)).micro_batch_size == number
 
 
-@pytest.mark.parametrize("form", ["whole", "two_pass", "deferred"])
+FORMS = {"whole": {}, "two_pass": {"two_pass": True}, "deferred": {"batchnorm": "deferred"}}
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_probes_leave_no_trace(form):
     x, y = make_batch(24)
     torch.manual_seed(3)
@@ -83,12 +85,10 @@ def test_probes_leave_no_trace(form):
     for model in models:
         for p in model.parameters():
             p.grad = torch.ones_like(p)
-    norm = "deferred" if form == "deferred" else "micro"
-    options = {"two_pass": form == "two_pass", "batchnorm": norm}
     states, timelines = [], []
     for model, size in zip(models, (24, "auto"), strict=True):
         torch.manual_seed(4)
-        streamer = MicroBatchStreamer(model, F.cross_entropy, size, trace=True, **options)
+        streamer = MicroBatchStreamer(model, F.cross_entropy, size, trace=True, **FORMS[form])
         streamer.backward(x, y)
         states.append((tensors_of(model), torch.get_rng_state()))
         timelines.append(len(streamer.timeline()))
@@ -120,12 +120,11 @@ class Fragile(nn.Module):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("form", ["whole", "two_pass", "deferred", "scaler"])
+@pytest.mark.parametrize("form", [*FORMS, "scaler"])
 def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
     broken, plain = make_model(dropout=0.5), make_model(dropout=0.5)
     model = nn.Sequential(broken[:3], fragile := Fragile(), broken[3:])
-    norm = "deferred" if form == "deferred" else "micro"
-    options = {"two_pass": form == "two_pass", "batchnorm": norm}
+    options = FORMS.get(form, {})
     scalers = [torch.amp.GradScaler("cpu") if form == "scaler" else None for _ in range(2)]
     streamer = MicroBatchStreamer(model, F.cross_entropy, "auto", scaler=scalers[0], **options)
     reference = MicroBatchStreamer(plain, F.cross_entropy, 8, scaler=scalers[1], **options)
@@ -185,28 +184,23 @@ def test_size_shrinks_and_grows_back_with_the_memory():
 def test_where_not_even_one_sample_fits():
     model = make_model(batchnorm=False, dropout=0.5)
     x, y = make_batch(16)
-    rng, resident = torch.get_rng_state(), sum(p.nbytes for p in model.parameters())
+    state, resident = state_of(model), sum(p.nbytes for p in model.parameters())
     with MemoryBudget(resident + 500, resident=model), pytest.raises(torch.OutOfMemoryError):
         MicroBatchStreamer(model, F.cross_entropy, "auto").backward(x, y)
-    assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(torch.get_rng_state(), rng)
+    assert_unchanged(model, state)
 
 
 def test_a_fixed_size_that_does_not_fit_is_an_error_without_a_trace():
     model = make_model()
-    gradients = [torch.ones_like(p) for p in model.parameters()]
-    for p, g in zip(model.parameters(), gradients, strict=True):
-        p.grad = g
-    buffers = copy.deepcopy(list(model.buffers()))
-    resident = sum(t.nbytes for t in [*model.parameters(), *gradients, *buffers])
-    batch = make_batch(128)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    resident = sum(t.nbytes for t in [*model.parameters(), *tensors_of(model)])
+    state, batch = state_of(model), make_batch(128)
     for extra in [0, 200, 400, *range(600, 40_000, 1_500)]:  # runs out in all sorts of places
         budget = MemoryBudget(resident + extra, resident=model)
         with budget, pytest.raises(BudgetExceededError):
             MicroBatchStreamer(model, F.cross_entropy, 64).backward(*batch)
-        assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
-        assert all(torch.equal(g, torch.ones_like(g)) for g in gradients)
-        assert all(torch.equal(a, b) for a, b in zip(model.buffers(), buffers, strict=True))
+        assert_unchanged(model, state)
 
 
 def test_another_error_is_not_retried():
