@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
 from typing import Any, Literal, Self, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -70,8 +70,8 @@ class OutOfCore:
     operations (a changed step, an evaluation) swap on demand, and are planned anew if they recur.
     Values are those of ordinary training, bit for bit. `docs/details.md` says what is unsupported.
 
-    An iteration ends when the first optimizer that stepped within the block has stepped again; call
-    `step` for any other end, such as without an optimizer.
+    An iteration ends when the first optimizer that stepped within the block has stepped again, and
+    where it is gone, the next that steps; call `step` for any other end, such as without one.
 
     Differs from the paper: one more iteration runs on demand, so that one plan is enough.
 
@@ -144,10 +144,9 @@ class OutOfCore:
         self.host_bytes = host_bytes or 0
         self.swap_folder = Path(folder) if folder is not None else None
         self._excluded = _all_of(torch.Tensor, exclude, "exclude")
-        self._holders = (
-            *_all_of(nn.Module, model, "model"),
-            *_all_of(torch.optim.Optimizer, optimizer, "optimizer"),
-        )
+        models = _all_of(nn.Module, model, "model")
+        optimizers = _all_of(torch.optim.Optimizer, optimizer, "optimizer")
+        self._holders = [ref(holder) for holder in (*models, *optimizers)]
         self._statistics = Statistics()
         self._iterations = Iterations(None, self._statistics)
         self._stack: ExitStack | None = None
@@ -199,7 +198,7 @@ class OutOfCore:
         self._statistics = Statistics()
         planner = Planner(self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth)
         self._iterations = Iterations(planner, self._statistics, store.reserve)
-        self._leader: object = None  # the optimizer that ends iterations by its steps
+        self._leader: Callable[[], object] = lambda: None  # what ends iterations, if it lives
         self._failed: BudgetTooSmall | None = None  # the last error, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
         running = Running(residency, self._iterations)
@@ -208,7 +207,7 @@ class OutOfCore:
         guard.install()
         try:
             with guard, ExitStack() as stack:
-                self._take_in(*self._holders)
+                self._take_in(*(holder() for holder in self._holders))
                 stack.callback(watch(self))
                 stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
                 self._first_call = register_module_forward_pre_hook(self._called)
@@ -294,7 +293,8 @@ class OutOfCore:
         residency = self._residency
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             for holder in holders:
-                meet(residency, holder)
+                if holder is not None:  # it has not ended
+                    meet(residency, holder)
             residency.make_room(0, (), lambda: "what was there before", strict=False)
         self._say_what_is_fixed()
 
@@ -330,16 +330,16 @@ class OutOfCore:
                         if (variable := self._residency.look_up(value)) is not None:
                             variable.kind = kind
                     self._say_what_is_fixed()
-            if self._leader is None:
-                self._leader = optimizer
-            if self._leader is optimizer:
+            if self._leader() is None:
+                self._leader = ref(optimizer)
+            if self._leader() is optimizer:
                 self._end_iteration()
 
     def step(self) -> None:
         """End an iteration here; from now on optimizers no longer do."""
         if self._stack is None:
             raise RuntimeError("step() belongs inside the block: with OutOfCore(...) as block")
-        self._leader = self
+        self._leader = ref(self)
         with self._guard:
             self._end_iteration()
 
@@ -473,7 +473,7 @@ def record(
         stack.callback(stepped.remove)
         stack.enter_context(block)
         block._iterations.planner = None  # it only records
-        block._leader = block
+        block._leader = ref(block)
         for _ in range(warmup + 1):
             step()
             block.step()

@@ -607,15 +607,20 @@ class TestNativeOptimizers:
 
 
 class TestIterationsThatEnd:
-    def test_also_where_no_parameter_is_managed(self):
+    @pytest.mark.parametrize("managed", [False, True])
+    def test_also_where_no_parameter_is_managed_and_where_another_optimizer_follows(self, managed):
         net, x = nn.Linear(32, 32), torch.rand(64, 32)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        with OutOfCore(40 * KIB, exclude=net.parameters()) as block:
-            for _ in range(5):
+        named = {"optimizer": optimizer} if managed else {"exclude": net.parameters()}
+        with OutOfCore(40 * KIB, **named) as block:
+            named.clear()
+            for i in range(6):
+                if i == 3:  # the earlier one ends here
+                    optimizer = torch.optim.Adam(net.parameters())
                 optimizer.zero_grad()
                 net(x).square().mean().backward()
                 optimizer.step()
-        assert block.statistics.iterations == 5
+        assert block.statistics.iterations == 6
 
     def test_what_never_ends_is_told_once_and_forgotten(self, monkeypatch):
         monkeypatch.setattr("repro.outofcore.iterations._MOST", 50)
@@ -802,13 +807,19 @@ class TestOtherPaths:
         assert len(said) == 1
 
     @pytest.mark.parametrize(
-        "of", [lambda x: x.prod(0).sum(), lambda x: x.masked_fill(x > 0, x[0, 0]).sin().sum()]
+        "of",
+        [
+            lambda x: torch.autograd.grad(x.prod(0).sum(), x)[0],
+            lambda x: torch.autograd.grad(x.masked_fill(x > 0, x[0, 0]).sin().sum(), x)[0],
+            lambda x: torch.linalg.svdvals(x.detach()),
+            lambda x: torch.linalg.eigvalsh(x.detach()),
+        ],
     )
-    def test_two_gradients_agree_up_to_rounding(self, of):
+    def test_what_agrees_up_to_rounding(self, of):
         x = torch.randn(24, 24, requires_grad=True)
-        want = torch.autograd.grad(of(x), x)[0]
         with OutOfCore(AMPLE):
-            assert torch.allclose(torch.autograd.grad(of(x), x)[0], want, 1e-4, 1e-9)
+            ours = of(x)
+        torch.testing.assert_close(ours, of(x), rtol=1e-4, atol=1e-5)
 
 
 class TestInterrupts:
