@@ -123,12 +123,7 @@ def first_steps(
     The optimizer has its state only from the second step on. `resident` are modules and tensors
     that lie on the device before.
     """
-    tensors = [
-        tensor
-        for one in resident
-        for tensor in ([*one.parameters(), *one.buffers()] if isinstance(one, nn.Module) else [one])
-    ]
-    with MemoryMeter("cpu", resident=tensors) as meter:
+    with MemoryMeter("cpu", resident=resident) as meter:
         step()
         with NotedOperations() as noted:
             step()

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -133,6 +133,20 @@ def components(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.values()] if tensor.is_nested and tensor.layout is torch.strided else []
 
 
+Events = tuple[accelerator.Event, accelerator.Event]
+
+
+def timed(
+    device: torch.device, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Events]:
+    """Return the result of a call, and events of the device before and after it."""
+    begin, end = (accelerator.new_event(device, timing=True) for _ in range(2))
+    begin.record()
+    result = call(*args, **kwargs)
+    end.record()
+    return result, (begin, end)
+
+
 @dataclass(slots=True)
 class Entry:
     """One operation that ran: its inputs, the inputs that it wrote, and its new variables."""
@@ -142,7 +156,7 @@ class Entry:
     written: list[Variable]
     made: list[Variable]
     into: Variable | None = None  # a gradient that may hold this sum, if it ends here
-    timer: list[accelerator.Event] | None = None  # recorded before and after it
+    events: Events | None = None  # before and after it
 
 
 @dataclass
@@ -318,7 +332,7 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
             "activation" if variable in born else "input" if name in deaths else "buffer"
         )
     trace = Trace(tuple(functions), sizes, kinds, deaths)
-    times = [accelerator.elapsed_s(*e.timer) if e.timer else 0.0 for e in entries]
+    times = [accelerator.elapsed_s(*e.events) if e.events else 0.0 for e in entries]
     return Recording(trace, order, times, [entry.operation for entry in entries])
 
 

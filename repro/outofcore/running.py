@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -31,6 +31,7 @@ from repro.outofcore.recording import (
     Sums,
     components,
     signature,
+    timed,
 )
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Kind
@@ -154,13 +155,10 @@ class Running:
             else:
                 promised = self._result_bytes(operation, known, args, kwargs)
             self._promise(known.name, inputs, written, *promised)
-            timer = None
-            if iterations.log is not None:
-                timer = [accelerator.new_event(residency.device, timing=True) for _ in range(2)]
-                timer[0].record()
-            result = operation._op(*args, **kwargs)
-            if timer is not None:
-                timer[1].record()
+            if iterations.log is None:
+                result, events = operation._op(*args, **kwargs), None
+            else:
+                result, events = timed(residency.device, operation._op, args, kwargs)
             if not self._computes:
                 result = as_computed(operation, args, result)
             made = self._ended(known, args, kwargs, inputs, written, result)
@@ -168,7 +166,7 @@ class Running:
                 return result
             residency.clock += 1
             summed = None if into is None else residency.look_up(args[into])
-            step = iterations.ran(step, Entry(operation, inputs, written, made, summed, timer))
+            step = iterations.ran(step, Entry(operation, inputs, written, made, summed, events))
             if step is not None and step.after:
                 self._act(step.after, (), known.name)
         return result

@@ -17,16 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from repro.measure import accelerator
+from repro.measure.allocations import give_back_freed_memory
 from repro.measure.checks import is_whole
+from repro.measure.memory import keep_conjugates
 from repro.outofcore import guards
 from repro.outofcore.guards import Uninterrupted, watch
-from repro.outofcore.host import (
-    HostStore,
-    Mover,
-    StreamMover,
-    ThreadMover,
-    give_back_freed_memory,
-)
+from repro.outofcore.host import HostStore, Mover, StreamMover, ThreadMover
 from repro.outofcore.iterations import Iterations, Statistics, held_by, meet, parameters_of
 from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.plan import SwapPlan
@@ -366,6 +362,7 @@ class OutOfCore:
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation with its inputs on the device and room for its results."""
+        keep_conjugates(args)
         if guards.process != self._process:  # a forked process, such as a loader's worker
             with self._reading([*args, *kwargs.values()]):
                 return operation(*args, **kwargs)
