@@ -465,24 +465,19 @@ void Allocator::settle() {
   const auto all_complete = [](const std::vector<LastUse>& uses) {
     return std::all_of(uses.begin(), uses.end(), [](const LastUse& u) { return u->complete(); });
   };
-  for (std::size_t i = 0; i < small_waiting_.size();) {
-    if (all_complete(small_waiting_[i].others)) {
-      join(small_waiting_[i].block);
-      small_waiting_[i] = std::move(small_waiting_.back());
-      small_waiting_.pop_back();
-    } else {
-      ++i;
+  const auto finish = [&all_complete](auto& waiting, auto act) {
+    for (std::size_t i = 0; i < waiting.size();) {
+      if (all_complete(waiting[i].others)) {
+        act(waiting[i]);
+        waiting[i] = std::move(waiting.back());
+        waiting.pop_back();
+      } else {
+        ++i;
+      }
     }
-  }
-  for (std::size_t i = 0; i < waiting_.size();) {
-    if (all_complete(waiting_[i].others)) {
-      put(std::move(waiting_[i]));
-      waiting_[i] = std::move(waiting_.back());
-      waiting_.pop_back();
-    } else {
-      ++i;
-    }
-  }
+  };
+  finish(small_waiting_, [this](FreedSmall& freed) { join(freed.block); });
+  finish(waiting_, [this](FreedRange& freed) { put(std::move(freed)); });
   std::set<Stream> behind;  // an event that has not completed speaks for the later ones
   for (auto freed = retired_.begin(); freed != retired_.end();) {
     const Stream stream = freed->use->stream;
