@@ -79,6 +79,7 @@ def _profiled(function: Callable[[], Any], caller: str) -> list[Any]:
     return list(profiler.profiler.kineto_results.events())
 
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # glibc's numbers of its options
 _kept = False
 
 
@@ -106,9 +107,6 @@ def give_back_freed_memory() -> bool:
     are swapped to a file. After this call only blocks below 64 KiB are kept.
     """
     return _set_malloc(_MMAP_THRESHOLD, 64 * 1024)
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # glibc's numbers of its options
 
 
 def _set_malloc(option: int, value: int) -> bool:

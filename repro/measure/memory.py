@@ -240,8 +240,8 @@ class MemoryBudget(MemoryMeter):
         ...     loss_fn(model(inputs), targets).backward()
         >>> budget.peak_bytes
 
-    `resident` are a module or tensors that occupy the device already (CPU only; an accelerator's
-    allocator counts them). What of them does not fit raises on entry.
+    `resident` are a module, or modules and tensors, that occupy the device already (CPU only; an
+    accelerator's allocator counts them). What of them does not fit raises on entry.
     """
 
     def __init__(

@@ -197,9 +197,8 @@ class ThreadMover:
         address, nbytes, asked_at = storage.data_ptr(), storage.nbytes(), time.perf_counter()
         rate = self.bytes_per_s
         if rate is None and self.store.file is None and nbytes <= _SMALL_BYTES:
-            self.store.copy(
-                direction, place, address
-            )  # no other copy uses the place: the last was waited for
+            # No other copy uses the place: the last was waited for.
+            self.store.copy(direction, place, address)
             return _DONE
 
         def run() -> None:
