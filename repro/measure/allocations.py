@@ -79,6 +79,7 @@ def _profiled(function: Callable[[], Any], caller: str) -> list[Any]:
     return list(profiler.profiler.kineto_results.events())
 
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # glibc's numbers of its options
 _kept = False
 
 
@@ -95,10 +96,21 @@ def keep_freed_memory() -> bool:
     it, and a comparison of times would reward few allocations. It cannot be undone.
     """
     global _kept
-    try:
-        set_option = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    trim_threshold, mmap_max = -1, -4
-    _kept = bool(set_option(mmap_max, 0)) and bool(set_option(trim_threshold, 2**31 - 1))
+    _kept = _set_malloc(_MMAP_MAX, 0) and _set_malloc(_TRIM_THRESHOLD, 2**31 - 1)
     return _kept
+
+
+def give_back_freed_memory() -> bool:
+    """Make this process return freed memory; return whether the C library allows it.
+
+    glibc keeps freed blocks of up to 32 MiB, so that a process would hardly shrink when its tensors
+    are swapped to a file. After this call only blocks below 64 KiB are kept.
+    """
+    return _set_malloc(_MMAP_THRESHOLD, 64 * 1024)
+
+
+def _set_malloc(option: int, value: int) -> bool:
+    try:
+        return bool(ctypes.CDLL(None).mallopt(option, value))
+    except (AttributeError, OSError, TypeError):  # another C library
+        return False

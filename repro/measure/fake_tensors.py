@@ -1,67 +1,27 @@
 """Fake tensors (shapes without content): training steps without data or device.
 
-The memory, computations and transfers of a step follow from the shapes alone.
+The memory of a step, and its computations, follow from the shapes alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partialmethod
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from repro.measure.datasheets import Device
-from repro.measure.memory import MemoryMeter, tensors_in
-
-
-@dataclass(frozen=True)
-class Work:
-    """Work of a step's operations: (floating-point operations, bytes moved, in 16 bits) each."""
-
-    operations: tuple[tuple[int, int, bool], ...]
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of all matrix products and convolutions."""
-        return sum(flops for flops, _, _ in self.operations)
-
-    def seconds(self, device: Device) -> float:
-        """Estimate the time on a device; see `Device.seconds`."""
-        columns = np.array(self.operations, float).reshape(-1, 3).T
-        return float(device.seconds(*columns).sum())
+from repro.measure.memory import MemoryMeter
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     """Floating-point operations of a call of a matrix product or convolution, 0 of another."""
     count = flop_registry.get(getattr(func, "_overloadpacket", func))
     return int(count(*args, **kwargs, out_val=result)) if count else 0
-
-
-class NotedOperations(TorchDispatchMode):
-    """Notes the work of every operation under it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[tuple[int, int, bool]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if getattr(func, "is_view", False):
-            return result
-        tensors = tensors_in((args, kwargs, result))
-        moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        low = any(tensor.element_size() == 2 for tensor in tensors)
-        if moved:
-            self.operations.append((flops_of(func, args, kwargs, result), moved, low))
-        return result
 
 
 class _Ones(TorchDispatchMode):
@@ -115,21 +75,12 @@ def imagined(ones: bool = True) -> Iterator[None]:
         yield
 
 
-def first_steps(
-    step: Callable[[], Any], resident: Sequence[nn.Module | Tensor]
-) -> tuple[int, Work]:
-    """Peak live bytes of two training steps, and the work of the second.
+def first_steps(step: Callable[[], Any], resident: Sequence[nn.Module | Tensor]) -> int:
+    """Peak live bytes of two training steps: an optimizer has its state from the second on.
 
-    The optimizer has its state only from the second step on. `resident` are modules and tensors
-    that lie on the device before.
+    `resident` are modules and tensors that lie on the device before.
     """
-    tensors = [
-        tensor
-        for one in resident
-        for tensor in ([*one.parameters(), *one.buffers()] if isinstance(one, nn.Module) else [one])
-    ]
-    with MemoryMeter("cpu", resident=tensors) as meter:
+    with MemoryMeter("cpu", resident=resident) as meter:
         step()
-        with NotedOperations() as noted:
-            step()
-    return meter.peak_bytes, Work(tuple(noted.operations))
+        step()
+    return meter.peak_bytes

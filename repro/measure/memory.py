@@ -2,7 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +16,7 @@ from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.measure.host import available_bytes
 
-Resident = nn.Module | Iterable[torch.Tensor]
+Resident = nn.Module | Iterable[nn.Module | torch.Tensor]
 
 
 class BudgetExceededError(torch.OutOfMemoryError):
@@ -54,6 +54,16 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for part in value for tensor in tensors_in(part)]
 
 
+def keep_conjugates(args: Sequence[Any]) -> None:
+    """Let an operation that a dispatch mode is about to call conjugate complex numbers itself.
+
+    Below a mode torch forgets that a tensor is conjugated: `torch.linalg.pinv` gives wrong values.
+    """
+    if args and isinstance(args[0], torch.Tensor) and args[0].dtype.is_complex:
+        for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)  # until the mode returns
+
+
 class _StorageFollower(TorchDispatchMode):
     """Sums the bytes of live storages that operations under it return or read as parameters.
 
@@ -71,6 +81,7 @@ class _StorageFollower(TorchDispatchMode):
         for tensor in given:
             if isinstance(tensor, nn.Parameter):
                 self.follow(tensor)
+        keep_conjugates(args)
         result = func(*args, **(kwargs or {}))
         returned = tensors_in(result)
         try:
@@ -229,8 +240,8 @@ class MemoryBudget(MemoryMeter):
         ...     loss_fn(model(inputs), targets).backward()
         >>> budget.peak_bytes
 
-    `resident` are a module or tensors that occupy the device already (CPU only; an accelerator's
-    allocator counts them). What of them does not fit raises on entry.
+    `resident` are a module, or modules and tensors, that occupy the device already (CPU only; an
+    accelerator's allocator counts them). What of them does not fit raises on entry.
     """
 
     def __init__(
@@ -295,11 +306,13 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
     return MemoryState(0, available_bytes())
 
 
-def _tensors(resident: Resident) -> Iterable[torch.Tensor]:
-    if not isinstance(resident, nn.Module):
-        return resident
-    tensors = [*resident.parameters(), *resident.buffers()]
-    return tensors + [p.grad for p in resident.parameters() if p.grad is not None]
+def _tensors(resident: Resident) -> Iterator[torch.Tensor]:
+    for one in [resident] if isinstance(resident, nn.Module) else resident:
+        if isinstance(one, nn.Module):
+            yield from (*one.parameters(), *one.buffers())
+            yield from (p.grad for p in one.parameters() if p.grad is not None)
+        else:
+            yield one
 
 
 @dataclass(frozen=True)

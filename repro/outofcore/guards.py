@@ -14,9 +14,9 @@ import torch
 import torch.utils.dlpack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from repro.measure.memory import tensors_in
 from repro.outofcore.host import MOVER
 from repro.outofcore.operations import Operations, RawAccess
-from repro.outofcore.recording import tensors_in
 from repro.outofcore.residency import Residency
 
 # ---- interrupts

@@ -28,19 +28,6 @@ _TIMED_COPIES = 64  # per direction, to measure a link's rates
 _USUAL_RATE = 10e9  # bytes/s, assumed until a copy has been timed
 
 
-def give_back_freed_memory() -> bool:
-    """Return freed memory to the system from now on; return whether the C library allows it.
-
-    glibc keeps freed blocks of up to 32 MiB, so that a process would hardly shrink when its tensors
-    are swapped to a file. After this call only blocks below 64 KiB are kept.
-    """
-    mmap_threshold = -3
-    try:
-        return bool(ctypes.CDLL(None).mallopt(mmap_threshold, 64 * 1024))
-    except (AttributeError, OSError, TypeError):
-        return False
-
-
 def aligned(nbytes: int) -> int:
     """Return the bytes of a place for `nbytes`, rounded up to the alignment."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -54,6 +41,7 @@ class Piece(NamedTuple):
     nbytes: int
 
 
+IN, OUT = 0, 1  # directions of copies: to the device, and to the host
 _kept: list[torch.Tensor] = []  # slabs that hold storages until the process ends
 Place = tuple[Piece, ...]  # of one variable, in order; all but the last are aligned
 
@@ -148,15 +136,9 @@ class HostStore:
         """Return the pieces of a place in memory, each (nbytes,) uint8."""
         return [self.slabs[slab][offset : offset + nbytes] for slab, offset, nbytes in place]
 
-    def read(self, place: Place, address: int) -> None:
-        """Copy a place to host memory at an address."""
-        self._copy(place, address, out=False)
-
-    def write(self, place: Place, address: int) -> None:
-        """Copy host memory at an address to a place."""
-        self._copy(place, address, out=True)
-
-    def _copy(self, place: Place, address: int, out: bool) -> None:
+    def copy(self, direction: int, place: Place, address: int) -> None:
+        """Copy a place to host memory at an address (`IN`), or from there (`OUT`)."""
+        out = direction == OUT
         for slab, offset, nbytes in place:
             if self.file is None:
                 there = self._bases[slab] + offset
@@ -187,7 +169,6 @@ class HostStore:
             self._handle.close()
 
 
-IN, OUT = 0, 1  # directions of copies: to the device, and to the host
 MOVER = "outofcore-mover"  # name of this module's threads
 _submit = ThreadPoolExecutor.submit  # the original, before `guards` wraps it
 _DONE: Future[None] = Future()
@@ -214,14 +195,15 @@ class ThreadMover:
         Each ticket is waited for once.
         """
         address, nbytes, asked_at = storage.data_ptr(), storage.nbytes(), time.perf_counter()
-        copy, rate = (self.store.read, self.store.write)[direction], self.bytes_per_s
+        rate = self.bytes_per_s
         if rate is None and self.store.file is None and nbytes <= _SMALL_BYTES:
-            copy(place, address)  # no other copy uses the place: the last was waited for
+            # No other copy uses the place: the last was waited for.
+            self.store.copy(direction, place, address)
             return _DONE
 
         def run() -> None:
             start = time.perf_counter()
-            copy(place, address)
+            self.store.copy(direction, place, address)
             end = time.perf_counter()
             self._moved[direction][0] += nbytes
             self._moved[direction][1] += end - start

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 
+from repro.measure.memory import tensors_in
 from repro.outofcore.operations import say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Planner
@@ -18,7 +19,6 @@ from repro.outofcore.recording import (
     build,
     signature,
     sum_in_place,
-    tensors_in,
 )
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Action, Kind

@@ -15,7 +15,8 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from repro.outofcore.recording import components, signature, tensors_in
+from repro.measure.memory import tensors_in
+from repro.outofcore.recording import components, signature
 
 
 def _dispatch(self: "Operations", func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -256,6 +257,8 @@ def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
     if name in _KEEP_ALL and not result.dim():
         shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
         return result.new_empty(shape).as_strided((), ())
+    if name in ("col2im", "im2col") and args[0].nbytes > result.nbytes:  # made like the input
+        return result.new_empty(args[0].shape).as_strided(result.shape, result.stride())
     if name == "mkldnn_rnn_layer" and torch.is_grad_enabled():
         return *result[:3], result[0].new_empty(_lstm_bytes(args), dtype=torch.uint8)
     if name == "mkldnn_rnn_layer_backward":  # each bias has its own gradient

@@ -13,7 +13,7 @@ from typing import Any
 from repro.outofcore.allocator import Event
 from repro.outofcore.host import aligned
 from repro.outofcore.sequence import Action, Function, Kind, Trace
-from repro.outofcore.simulation import Rates, Simulation, Times, changes, simulate
+from repro.outofcore.simulation import changes, simulate
 
 Actions = tuple[tuple[Action, ...], ...]
 
@@ -98,17 +98,7 @@ class SwapPlan:
             check.iteration(cycle)
         return check.peak
 
-    def simulate(
-        self, compute_times: Times, bandwidth: Rates, latency_s: float = 0.0
-    ) -> Simulation:
-        """Return the times of an iteration on a device with two copy streams.
-
-        Functions run in order on one stream, copies to the device on a second, copies to the host
-        on a third; streams wait for each other exactly as in the plan. Iterations are repeated
-        until two in a row take the same time; the last is returned. Arguments are those of
-        `plan_packed`.
-        """
-        return simulate(self, compute_times, bandwidth, latency_s)
+    simulate = simulate
 
 
 class Draft:

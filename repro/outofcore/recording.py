@@ -1,8 +1,8 @@
 """Properties of operations by their schemas, sums of gradients, and the trace of a run."""
 
+import re
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -23,11 +23,9 @@ _SKIPPED = 16  # most functions at an iteration's start that may belong to the o
 _WITHOUT_ACCESS = frozenset(
     {"aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.lift_fresh"}
 )
-_KINDS = ("int", "SymInt", "float", "bool", "number", "Scalar", "str", "Device", "Layout")
-# Types of arguments that hold no tensor, as schemas write them.
-_WITHOUT_TENSORS = frozenset(
-    [form.format(kind) for kind in _KINDS for form in ("{}", "Optional[{}]", "List[{}]")]
-    + [f"Optional[List[{kind}]]" for kind in _KINDS]
+# Types of arguments that hold no tensor, as schemas write them, also in lists or optional.
+_WITHOUT_TENSORS = re.compile(
+    r"(Optional\[|List\[)*(int|SymInt|float|bool|number|Scalar|str|Device|Layout)\]*"
 )
 # Operations with schemas that do not say that they write the running statistics.
 _NORMS = frozenset(
@@ -91,7 +89,7 @@ def _signature(operation: OpOverload) -> Signature:
     in_place = any(writes) and all(r.alias_info and r.alias_info.is_write for r in returns)
     ignored = name in _WITHOUT_ACCESS or space in ("prim", "profiler")
     # By exclusion: arguments of any other type may hold tensors.
-    takes = [n for n, a in enumerate(arguments) if str(a.type) not in _WITHOUT_TENSORS]
+    takes = [n for n, a in enumerate(arguments) if not _WITHOUT_TENSORS.fullmatch(str(a.type))]
     return Signature(
         name=name,
         ignored=ignored,
@@ -123,15 +121,6 @@ def _signature(operation: OpOverload) -> Signature:
     )
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in an argument or a result, including those in lists."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    return []
-
-
 def components(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the parts of a sparse or nested tensor; none for any other tensor."""
     match tensor.layout:
@@ -144,25 +133,18 @@ def components(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.values()] if tensor.is_nested and tensor.layout is torch.strided else []
 
 
-class Timer:
-    """Seconds of one operation: by the clock on a CPU, by events on an accelerator."""
+Events = tuple[accelerator.Event, accelerator.Event]
 
-    def __init__(self, device: torch.device) -> None:
-        self._events: list[accelerator.Event] = []
-        if accelerator.is_accelerator(device):
-            self._events = [accelerator.new_event(device, timing=True) for _ in range(2)]
-            self._events[0].record()
-        self._start = self._end = time.perf_counter()
 
-    def stop(self) -> None:
-        """End the time."""
-        if self._events:
-            self._events[1].record()
-        self._end = time.perf_counter()
-
-    def seconds(self) -> float:
-        """Return the seconds, once the device has finished the operation."""
-        return accelerator.elapsed_s(*self._events) if self._events else self._end - self._start
+def timed(
+    device: torch.device, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Events]:
+    """Return the result of a call, and events of the device before and after it."""
+    begin, end = (accelerator.new_event(device, timing=True) for _ in range(2))
+    begin.record()
+    result = call(*args, **kwargs)
+    end.record()
+    return result, (begin, end)
 
 
 @dataclass(slots=True)
@@ -174,7 +156,7 @@ class Entry:
     written: list[Variable]
     made: list[Variable]
     into: Variable | None = None  # a gradient that may hold this sum, if it ends here
-    timer: Timer | None = None
+    events: Events | None = None  # before and after it
 
 
 @dataclass
@@ -350,7 +332,7 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
             "activation" if variable in born else "input" if name in deaths else "buffer"
         )
     trace = Trace(tuple(functions), sizes, kinds, deaths)
-    times = [entry.timer.seconds() if entry.timer else 0.0 for entry in entries]
+    times = [accelerator.elapsed_s(*e.events) if e.events else 0.0 for e in entries]
     return Recording(trace, order, times, [entry.operation for entry in entries])
 
 

@@ -33,10 +33,9 @@ class Variable:
     raw = False  # native code may write it by its address: no copy of it is trusted
     storage_ref: weakref.ref[torch.UntypedStorage] | None = None
     place: Place | None = None  # on the host, if it has one
-    # Copies that have not been waited for, with the storage.
-    incoming: tuple[Any, torch.UntypedStorage] | None = None
+    # Copies that have not been waited for, with the storage; to the device also with the target.
+    incoming: tuple[Any, torch.UntypedStorage, torch.UntypedStorage] | None = None
     outgoing: tuple[Any, torch.UntypedStorage] | None = None
-    fresh: torch.UntypedStorage | None = None  # on a CPU, target of the copy to the device
     pins = 0  # number of collectives that use it
     died: int | None = None  # number of the operation before which it was gone
     kind = ""  # one of `sequence.KINDS`, if known
@@ -244,30 +243,29 @@ class Residency:
         assert variable.place is not None
         storage = target = variable.storage()
         if self.lies:  # until the copy is done, readers read the host's
-            target = variable.fresh = torch.UntypedStorage(variable.nbytes)
+            target = torch.UntypedStorage(variable.nbytes)
         else:
             storage.resize_(variable.nbytes)
         variable.resident = True
         self.used_bytes += variable.nbytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-        variable.incoming = self.mover.start(IN, target, variable.place), storage
+        variable.incoming = self.mover.start(IN, target, variable.place), storage, target
         self.bytes_in += variable.nbytes
 
     def arrive(self, variable: Variable) -> None:
         """Let the device wait for a variable's copy."""
         if variable.incoming is not None:
-            ticket, storage = variable.incoming
+            ticket, storage, target = variable.incoming
             variable.incoming = None
-            fresh, variable.fresh = variable.fresh, None
             try:
                 self.mover.wait(ticket)
             except OSError:
-                if fresh is not None:  # it is still on the host
+                if target is not storage:  # it is still on the host
                     variable.resident = False
                     self.used_bytes -= variable.nbytes
                 raise
-            if fresh is not None:
-                storage._swap_data_ptr_(fresh)  # type: ignore[attr-defined]
+            if target is not storage:
+                storage._swap_data_ptr_(target)  # type: ignore[attr-defined]
 
     def swap_out(self, variable: Variable) -> None:
         """Start the copy of a variable to the host, unless the host's copy is correct."""
@@ -468,7 +466,7 @@ class Residency:
             assert variable.place is not None
             self.mover.finish()
             saved = torch.UntypedStorage(variable.nbytes)
-            self.store.read(variable.place, saved.data_ptr())
+            self.store.copy(IN, variable.place, saved.data_ptr())
         if keep:
             self.kept[variable] = saved
         else:

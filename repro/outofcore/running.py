@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from repro.measure import accelerator
+from repro.measure.memory import tensors_in
 from repro.outofcore.iterations import Follower, Iterations, Step
 from repro.outofcore.operations import (
     as_computed,
@@ -28,10 +29,9 @@ from repro.outofcore.recording import (
     Entry,
     Signature,
     Sums,
-    Timer,
     components,
     signature,
-    tensors_in,
+    timed,
 )
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Kind
@@ -155,10 +155,10 @@ class Running:
             else:
                 promised = self._result_bytes(operation, known, args, kwargs)
             self._promise(known.name, inputs, written, *promised)
-            timer = Timer(residency.device) if iterations.log is not None else None
-            result = operation._op(*args, **kwargs)
-            if timer:
-                timer.stop()
+            if iterations.log is None:
+                result, events = operation._op(*args, **kwargs), None
+            else:
+                result, events = timed(residency.device, operation._op, args, kwargs)
             if not self._computes:
                 result = as_computed(operation, args, result)
             made = self._ended(known, args, kwargs, inputs, written, result)
@@ -166,7 +166,7 @@ class Running:
                 return result
             residency.clock += 1
             summed = None if into is None else residency.look_up(args[into])
-            step = iterations.ran(step, Entry(operation, inputs, written, made, summed, timer))
+            step = iterations.ran(step, Entry(operation, inputs, written, made, summed, events))
             if step is not None and step.after:
                 self._act(step.after, (), known.name)
         return result
@@ -374,21 +374,23 @@ class Running:
                 "run one at a time, and one of them does not end; it must not wait for a thread"
             )
         try:
+            residency = self._residency
             if known is not None:
                 inputs, written = self._operands(known, args, kwargs)
-                self._bring_in(None, name, inputs)
-                promised = self._result_bytes(operation, known, args, kwargs)
-                self._promise(name, inputs, written, *promised)
-                result = self._alone(operation._op, args, kwargs)
-                self._ended(known, args, kwargs, inputs, written, result)
-                return result
-            inputs = self._held(args, kwargs)  # the operations of its functions are unseen
+            else:  # the operations of its functions are unseen
+                inputs = written = self._held(args, kwargs)
             self._bring_in(None, name, inputs)
-            self._promise(name, inputs, inputs, 0, True)
-            result = self._alone(operation, args, kwargs)
-            made, residency = self._made(result, inputs), self._residency
-            residency.peak_bytes = max(residency.peak_bytes, residency.used_bytes)
-            residency.make_room(0, (*inputs, *made), lambda: name, strict=False)
+            promised = self._result_bytes(operation, known, args, kwargs) if known else (0, True)
+            self._promise(name, inputs, written, *promised)
+            accelerator.synchronize(residency.device)  # each thread has its own current stream
+            result = (operation._op if known else operation)(*args, **kwargs)
+            accelerator.synchronize(residency.device)
+            if known is not None:
+                self._ended(known, args, kwargs, inputs, written, result)
+            else:
+                made = self._made(result, inputs)
+                residency.peak_bytes = max(residency.peak_bytes, residency.used_bytes)
+                residency.make_room(0, (*inputs, *made), lambda: name, strict=False)
             return result
         finally:
             self._lock.release()
@@ -403,13 +405,3 @@ class Running:
                 tensors.append(leaf)
         found = dict.fromkeys(map(self._residency.find, tensors))
         return [variable for variable in found if variable is not None]
-
-    def _alone(self, call: Callable[..., Any], args: Arguments, kwargs: Named) -> Any:
-        """Call while an accelerator does nothing else: each thread has its own current stream."""
-        device = self._residency.device
-        if not accelerator.is_accelerator(device):
-            return call(*args, **kwargs)
-        accelerator.synchronize(device)
-        result = call(*args, **kwargs)
-        accelerator.synchronize(device)
-        return result

@@ -110,9 +110,14 @@ class Simulation:
 
 
 def simulate(
-    plan: SwapPlan, compute_times: Times, bandwidth: Rates, latency_s: float
+    plan: SwapPlan, compute_times: Times, bandwidth: Rates, latency_s: float = 0.0
 ) -> Simulation:
-    """Simulate a plan until its iterations repeat: `SwapPlan.simulate`."""
+    """Return the times of an iteration of a plan on a device with two copy streams.
+
+    Functions run in order on one stream, copies to the device on a second, copies to the host on a
+    third; streams wait for each other exactly as in the plan. Iterations are repeated until two in
+    a row take the same time; the last is returned. Arguments are those of `plan_packed`.
+    """
     times, rates = _checked(plan.trace, compute_times, bandwidth, latency_s)
     device, before = _Device(plan, times.tolist(), rates, latency_s), None
     for _ in range(_CYCLES):

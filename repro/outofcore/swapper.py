@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
 from typing import Any, Literal, Self, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -17,16 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from repro.measure import accelerator
+from repro.measure.allocations import give_back_freed_memory
 from repro.measure.checks import is_whole
+from repro.measure.memory import keep_conjugates
 from repro.outofcore import guards
 from repro.outofcore.guards import Uninterrupted, watch
-from repro.outofcore.host import (
-    HostStore,
-    Mover,
-    StreamMover,
-    ThreadMover,
-    give_back_freed_memory,
-)
+from repro.outofcore.host import HostStore, Mover, StreamMover, ThreadMover
 from repro.outofcore.iterations import Iterations, Statistics, held_by, meet, parameters_of
 from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.plan import SwapPlan
@@ -70,8 +66,8 @@ class OutOfCore:
     operations (a changed step, an evaluation) swap on demand, and are planned anew if they recur.
     Values are those of ordinary training, bit for bit. `docs/details.md` says what is unsupported.
 
-    An iteration ends when the first optimizer that stepped within the block has stepped again; call
-    `step` for any other end, such as without an optimizer.
+    An iteration ends when the first optimizer that stepped within the block has stepped again, and
+    where it is gone, the next that steps; call `step` for any other end, such as without one.
 
     Differs from the paper: one more iteration runs on demand, so that one plan is enough.
 
@@ -144,10 +140,9 @@ class OutOfCore:
         self.host_bytes = host_bytes or 0
         self.swap_folder = Path(folder) if folder is not None else None
         self._excluded = _all_of(torch.Tensor, exclude, "exclude")
-        self._holders = (
-            *_all_of(nn.Module, model, "model"),
-            *_all_of(torch.optim.Optimizer, optimizer, "optimizer"),
-        )
+        models = _all_of(nn.Module, model, "model")
+        optimizers = _all_of(torch.optim.Optimizer, optimizer, "optimizer")
+        self._holders = [ref(holder) for holder in (*models, *optimizers)]
         self._statistics = Statistics()
         self._iterations = Iterations(None, self._statistics)
         self._stack: ExitStack | None = None
@@ -199,7 +194,7 @@ class OutOfCore:
         self._statistics = Statistics()
         planner = Planner(self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth)
         self._iterations = Iterations(planner, self._statistics, store.reserve)
-        self._leader: object = None  # the optimizer that ends iterations by its steps
+        self._leader: Callable[[], object] = lambda: None  # what ends iterations, if it lives
         self._failed: BudgetTooSmall | None = None  # the last error, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
         running = Running(residency, self._iterations)
@@ -208,7 +203,7 @@ class OutOfCore:
         guard.install()
         try:
             with guard, ExitStack() as stack:
-                self._take_in(*self._holders)
+                self._take_in(*(holder() for holder in self._holders))
                 stack.callback(watch(self))
                 stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
                 self._first_call = register_module_forward_pre_hook(self._called)
@@ -294,7 +289,8 @@ class OutOfCore:
         residency = self._residency
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             for holder in holders:
-                meet(residency, holder)
+                if holder is not None:  # it has not ended
+                    meet(residency, holder)
             residency.make_room(0, (), lambda: "what was there before", strict=False)
         self._say_what_is_fixed()
 
@@ -330,16 +326,16 @@ class OutOfCore:
                         if (variable := self._residency.look_up(value)) is not None:
                             variable.kind = kind
                     self._say_what_is_fixed()
-            if self._leader is None:
-                self._leader = optimizer
-            if self._leader is optimizer:
+            if self._leader() is None:
+                self._leader = ref(optimizer)
+            if self._leader() is optimizer:
                 self._end_iteration()
 
     def step(self) -> None:
         """End an iteration here; from now on optimizers no longer do."""
         if self._stack is None:
             raise RuntimeError("step() belongs inside the block: with OutOfCore(...) as block")
-        self._leader = self
+        self._leader = ref(self)
         with self._guard:
             self._end_iteration()
 
@@ -366,6 +362,7 @@ class OutOfCore:
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation with its inputs on the device and room for its results."""
+        keep_conjugates(args)
         if guards.process != self._process:  # a forked process, such as a loader's worker
             with self._reading([*args, *kwargs.values()]):
                 return operation(*args, **kwargs)
@@ -473,7 +470,7 @@ def record(
         stack.callback(stepped.remove)
         stack.enter_context(block)
         block._iterations.planner = None  # it only records
-        block._leader = block
+        block._leader = ref(block)
         for _ in range(warmup + 1):
             step()
             block.step()

@@ -62,6 +62,13 @@ def test_resident_tensors_count_from_the_start_and_once():
             assert meter.start_bytes == meter.live_bytes == sum(t.nbytes for t in tensors)
 
 
+def test_an_operation_that_conjugates_within_is_right():
+    matrix = torch.randn(5, 5, dtype=torch.complex64)
+    expected = torch.linalg.pinv(matrix)
+    with MemoryMeter():
+        assert torch.equal(torch.linalg.pinv(matrix), expected)
+
+
 def test_nested_meters_each_see_what_happens_inside_them():
     with MemoryMeter() as outer:
         block(8)

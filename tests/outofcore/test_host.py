@@ -9,7 +9,7 @@ from ooc_trainings import child
 from repro.measure import accelerator
 from repro.measure.accelerator import HostMemoryError
 from repro.outofcore import Function, OutOfCore, Trace, host_bytes
-from repro.outofcore.host import SLAB_BYTES, HostStore, aligned
+from repro.outofcore.host import IN, OUT, SLAB_BYTES, HostStore, aligned
 
 MIB = 2**20
 
@@ -22,13 +22,13 @@ def test_what_is_written_is_read_again_in_however_many_pieces(tmp_path, where):
         if live and rng.random() < 0.5:
             place, value = live.pop(rng.choice(list(live)))
             back = torch.zeros_like(value)
-            store.read(place, back.data_ptr())
+            store.copy(IN, place, back.data_ptr())
             assert torch.equal(back, value)
             store.give_back(place)
         else:
             value = torch.randint(256, (rng.randint(1, 3000),), dtype=torch.uint8)
             place = store.take(value.numel())
-            store.write(place, value.data_ptr())
+            store.copy(OUT, place, value.data_ptr())
             live[number] = place, value
             several += len(place) > 1
     assert several > 50

@@ -66,9 +66,10 @@ def every_schedule(trace: Trace, budget: int, times, rates) -> Iterator[SwapPlan
 
 def test_planning_collects_no_garbage():
     trace, phases = chain(300), []
+    budget = trace.peak_bytes // 2
     gc.callbacks.append(note := lambda phase, info: phases.append(phase))
     try:
-        plan = plan_swaps(trace, trace.peak_bytes // 2)
+        plan = plan_swaps(trace, budget)
     finally:
         gc.callbacks.remove(note)
     assert plan.bytes_moved and len(phases) <= 2 and gc.isenabled()

@@ -117,7 +117,7 @@ class TestRecorded:
         with pytest.raises(BudgetTooSmall):
             run(smallest - 4)
 
-    def test_means_of_losses_and_lstms_take_what_they_take(self):
+    def test_losses_patches_and_lstms_take_what_they_take(self):
         def make(loss_fn):
             model = nn.LSTM(40, 33, bidirectional=True)
             x = torch.rand(7, 5, 40)
@@ -130,7 +130,11 @@ class TestRecorded:
             return step
 
         summed = partial(F.smooth_l1_loss, reduction="sum")
-        for loss_fn in (F.mse_loss, summed, F.binary_cross_entropy, F.l1_loss):
+
+        def of_patches(out: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            return F.unfold(out.view(7, 1, 30, 11), 3).square().sum()
+
+        for loss_fn in (F.mse_loss, summed, F.binary_cross_entropy, F.l1_loss, of_patches):
             with FakeTensorMode():
                 traced = record(make(loss_fn), warmup=2, device="meta")
             assert traced == record(make(loss_fn), warmup=2, device="cpu")

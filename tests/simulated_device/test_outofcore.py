@@ -225,7 +225,7 @@ def _arrive(where: str) -> Omission:
 WRITTEN = "Residency.written"
 BRING = "Residency.bring"
 OUT = "self.mover.start(OUT, storage, variable.place), storage"
-IN = "self.mover.start(IN, target, variable.place), storage"
+IN = "self.mover.start(IN, target, variable.place), storage, target"
 OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (memory_of_another, Omission(host, "stream.wait_stream(current)")),
     (there_and_back, Omission(host, "stream.wait_stream(current)")),
@@ -241,7 +241,10 @@ OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (changed_while_it_leaves, Omission(residency, "variable.valid = False", within=WRITTEN)),
     (ended_while_it_leaves, Omission(residency, OUT, f"{OUT.removesuffix('storage')}None")),
     (ended_while_it_leaves, _settle("let_go")),
-    (ended_while_it_comes, Omission(residency, IN, f"{IN.removesuffix('storage')}None")),
+    (
+        ended_while_it_comes,
+        Omission(residency, IN, f"{IN.removesuffix('storage, target')}None, None"),
+    ),
     (
         room_of_what_has_ended,
         Omission(residency, "self.settle(self.leaving.popleft())", "self.leaving.popleft()"),
@@ -251,8 +254,8 @@ OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (restored, Omission(residency, "self.mover.finish()", within="Residency.restore")),
     (trained, Omission(running, "residency.arrive(variable)", within="Running._bring_in")),
     (trained, Omission(running, "residency.written(variable)", within="Running._promise")),
-    (trained, Omission(recording, "            self._events[0].record()", "            pass")),
-    (trained, Omission(recording, "self._events[1].record()")),
+    (trained, Omission(recording, "begin.record()")),
+    (trained, Omission(recording, "end.record()")),
     (trained, Omission(accelerator, "end.synchronize()")),
     (saved, Omission(residency, "self.mover.finish()", within="Residency.snapshot")),
     (saved_while_it_comes, _arrive("snapshot")),

@@ -106,7 +106,7 @@ def predicted_size(config: Config, seed: int, data: ImageData, device: str) -> O
             shape = (size, *config["sides"]) if task.segments else (size,)
             targets = torch.empty(shape, dtype=torch.int64)
             step = partial(task.step(model, None), inputs, targets)
-            peak, _ = first_steps(step, [model, inputs, targets])
+            peak = first_steps(step, [model, inputs, targets])
         peaks.append(peak)
     memory, limit = LinearMemoryModel.fit(config["sizes"], peaks), config["device_bytes"]
     found = {"peaks": peaks, "limit_bytes": limit, "largest": memory.largest_batch(limit)}

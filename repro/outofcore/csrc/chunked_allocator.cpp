@@ -75,10 +75,6 @@ Allocator::Allocator(std::unique_ptr<Backend> backend, std::uint64_t chunk_bytes
 Allocator::~Allocator() {
   try {
     const Inside inside(*backend_);
-    while (!small_live_.empty()) {
-      const auto& [address, block] = *small_live_.begin();
-      free_small(address, block.stream);
-    }
     while (!live_.empty()) {
       const auto& [address, block] = *live_.begin();
       free_block(address, block.stream);
@@ -95,14 +91,11 @@ void* Allocator::malloc(std::uint64_t bytes, Stream stream) {
   try {
     const Inside inside(*backend_);
     settle();
-    Address address;
-    if (bytes <= counters_.small_bytes) {
-      address = malloc_small(bytes, stream);
-    } else {
-      Block block = acquire((bytes - 1) / counters_.chunk_bytes + 1, bytes, stream);
-      address = block.range.address;
-      live_.emplace(address, std::move(block));
-    }
+    Block block = bytes <= counters_.small_bytes
+                      ? acquire_small(bytes, stream)
+                      : acquire((bytes - 1) / counters_.chunk_bytes + 1, bytes, stream);
+    const Address address = block.range.address;
+    live_.emplace(address, std::move(block));
     ++counters_.mallocs;
     counters_.requested_bytes += bytes;
     note_peaks();
@@ -152,7 +145,7 @@ Allocator::Block Allocator::acquire(std::size_t count, std::uint64_t bytes, Stre
   return block;
 }
 
-Address Allocator::malloc_small(std::uint64_t bytes, Stream stream) {
+Allocator::Block Allocator::acquire_small(std::uint64_t bytes, Stream stream) {
   Heap& heap = heaps_[stream];
   const std::uint64_t size = (bytes - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
   const auto seek = [&] { return heap.free.lower_bound({size, 0, 0}); };
@@ -162,7 +155,7 @@ Address Allocator::malloc_small(std::uint64_t bytes, Stream stream) {
     Block block = acquire(1, bytes, stream);
     best = seek();  // where that had to wait, a piece may have come back
     if (best != heap.free.end()) {
-      release(block, stream);
+      release(block, last_uses(block, stream));
     } else {
       SharedChunk shared{std::move(block), shared_ever_++, {}};
       const std::uint64_t whole = counters_.chunk_bytes / ALIGNMENT * ALIGNMENT;
@@ -179,9 +172,7 @@ Address Allocator::malloc_small(std::uint64_t bytes, Stream stream) {
     shared.pieces[at + size] = {available - size, true};
     heap.free.insert({available - size, number, at + size});
   }
-  const Address address = shared.block.range.address + at;
-  small_live_.emplace(address, SmallBlock{stream, number, at, bytes, {}});
-  return address;
+  return {{shared.block.range.address + at, {}}, number, at, bytes, stream, {}};
 }
 
 void Allocator::free(void* pointer, Stream stream) {
@@ -189,11 +180,7 @@ void Allocator::free(void* pointer, Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   try {
     const Inside inside(*backend_);
-    if (small_live_.count(address_of(pointer))) {
-      free_small(address_of(pointer), stream);
-    } else {
-      free_block(address_of(pointer), stream);
-    }
+    free_block(address_of(pointer), stream);
     note_peaks();  // a free piece of a shared chunk adds to what is lost
   } catch (...) {
     ++counters_.failures;
@@ -208,13 +195,16 @@ void Allocator::free_block(Address address, Stream stream) {
                           " is not the address of a live block: it was freed before, or never "
                           "handed out by this allocator");
   }
-  release(entry->second, stream);
+  Block& block = entry->second;
+  if (block.range.chunks.empty()) {
+    release_small(block, stream);
+  } else {
+    release(block, last_uses(block, stream));
+  }
   ++counters_.frees;
-  counters_.requested_bytes -= entry->second.bytes;
+  counters_.requested_bytes -= block.bytes;
   live_.erase(entry);
 }
-
-void Allocator::release(Block& block, Stream stream) { release(block, last_uses(block, stream)); }
 
 // All of a free that may fail: until it has returned, nothing has changed.
 Allocator::FreedRange Allocator::last_uses(const Block& block, Stream stream) {
@@ -238,9 +228,7 @@ void Allocator::release(Block& block, FreedRange freed) {
   }
 }
 
-void Allocator::free_small(Address address, Stream stream) {
-  const auto entry = small_live_.find(address);
-  SmallBlock& block = entry->second;
+void Allocator::release_small(Block& block, Stream stream) {
   block.others.insert(stream);
   block.others.erase(block.stream);
   FreedSmall freed{block, {}};
@@ -250,13 +238,10 @@ void Allocator::free_small(Address address, Stream stream) {
   } else {
     small_waiting_.push_back(std::move(freed));
   }
-  ++counters_.frees;
-  counters_.requested_bytes -= block.bytes;
-  small_live_.erase(entry);
 }
 
 // Makes a piece free, one with its free neighbours.
-void Allocator::join(const SmallBlock& block) {
+void Allocator::join(const Block& block) {
   Heap& heap = heaps_[block.stream];
   SharedChunk& shared = heap.chunks.at(block.number);
   auto piece = shared.pieces.find(block.at);
@@ -291,10 +276,6 @@ void Allocator::join(const SmallBlock& block) {
 
 void Allocator::record_stream(void* pointer, Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (const auto small = small_live_.find(address_of(pointer)); small != small_live_.end()) {
-    small->second.others.insert(stream);
-    return;
-  }
   const auto entry = live_.find(address_of(pointer));
   if (entry == live_.end()) {
     throw InvalidArgument("record_stream: " + std::to_string(address_of(pointer)) +
@@ -305,7 +286,7 @@ void Allocator::record_stream(void* pointer, Stream stream) {
 
 bool Allocator::owns(void* pointer) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return live_.count(address_of(pointer)) != 0 || small_live_.count(address_of(pointer)) != 0;
+  return live_.count(address_of(pointer)) != 0;
 }
 
 void Allocator::trim() {
@@ -318,7 +299,7 @@ Counters Allocator::counters() {
   const std::lock_guard<std::mutex> lock(mutex_);
   Counters result = counters_;
   result.physical_bytes = backend_->physical_bytes();
-  result.live_blocks = live_.size() + small_live_.size();
+  result.live_blocks = live_.size();
   for (const auto& [stream, heap] : heaps_) result.shared_chunks += heap.chunks.size();
   result.cached_ranges = waiting_.size();
   for (const auto& [stream, cache] : caches_) result.cached_ranges += cache.ranges.size();
@@ -484,24 +465,19 @@ void Allocator::settle() {
   const auto all_complete = [](const std::vector<LastUse>& uses) {
     return std::all_of(uses.begin(), uses.end(), [](const LastUse& u) { return u->complete(); });
   };
-  for (std::size_t i = 0; i < small_waiting_.size();) {
-    if (all_complete(small_waiting_[i].others)) {
-      join(small_waiting_[i].block);
-      small_waiting_[i] = std::move(small_waiting_.back());
-      small_waiting_.pop_back();
-    } else {
-      ++i;
+  const auto finish = [&all_complete](auto& waiting, auto act) {
+    for (std::size_t i = 0; i < waiting.size();) {
+      if (all_complete(waiting[i].others)) {
+        act(waiting[i]);
+        waiting[i] = std::move(waiting.back());
+        waiting.pop_back();
+      } else {
+        ++i;
+      }
     }
-  }
-  for (std::size_t i = 0; i < waiting_.size();) {
-    if (all_complete(waiting_[i].others)) {
-      put(std::move(waiting_[i]));
-      waiting_[i] = std::move(waiting_.back());
-      waiting_.pop_back();
-    } else {
-      ++i;
-    }
-  }
+  };
+  finish(small_waiting_, [this](FreedSmall& freed) { join(freed.block); });
+  finish(waiting_, [this](FreedRange& freed) { put(std::move(freed)); });
   std::set<Stream> behind;  // an event that has not completed speaks for the later ones
   for (auto freed = retired_.begin(); freed != retired_.end();) {
     const Stream stream = freed->use->stream;

@@ -81,7 +81,8 @@ class Allocator {
     std::vector<Chunk> chunks;
   };
   struct Block {
-    Range range;
+    Range range;  // without chunks where it is a piece of a shared one:
+    std::uint64_t number = 0, at = 0;  // of that chunk in its stream's heap, and where it begins
     std::uint64_t bytes = 0;
     Stream stream = 0;  // that it was asked for on
     std::set<Stream> others;
@@ -110,13 +111,8 @@ class Allocator {
     std::set<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> free;
     std::map<std::uint64_t, SharedChunk> chunks;  // by number
   };
-  struct SmallBlock {
-    Stream stream;  // of its heap
-    std::uint64_t number, at, bytes;
-    std::set<Stream> others;
-  };
   struct FreedSmall {
-    SmallBlock block;
+    Block block;
     std::vector<LastUse> others;
   };
   // What was freed on one stream.
@@ -129,11 +125,10 @@ class Allocator {
   void note_peaks();
   Block acquire(std::size_t count, std::uint64_t bytes, Stream);
   FreedRange last_uses(const Block&, Stream);
-  void release(Block&, Stream);
   void release(Block&, FreedRange);
-  Address malloc_small(std::uint64_t bytes, Stream);
-  void free_small(Address, Stream);
-  void join(const SmallBlock&);
+  Block acquire_small(std::uint64_t bytes, Stream);
+  void release_small(Block&, Stream);
+  void join(const Block&);
   bool reuse(Cache&, std::size_t count, bool only_complete, Range&);
   std::vector<FreeChunk> collect(std::size_t count, Stream);
   void take(Cache&, std::size_t count, bool only_complete, std::vector<FreeChunk>&);
@@ -159,7 +154,6 @@ class Allocator {
   std::unordered_map<Address, Block> live_;
   std::map<Stream, Cache> caches_;
   std::map<Stream, Heap> heaps_;
-  std::unordered_map<Address, SmallBlock> small_live_;
   std::vector<FreedSmall> small_waiting_;  // for streams other than their own
   std::uint64_t shared_ever_ = 0;
   std::vector<FreedRange> waiting_;  // for streams other than their own
