@@ -171,7 +171,7 @@ class DataParallel:
     def _connect(self, bucket_bytes: int, timeout_s: float) -> None:
         """Connect to the other processes; make model and averaging the same in all."""
         # A separate group, so that the averager's thread never mixes with the caller's collectives.
-        group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+        group = dist.new_group(timeout=timedelta(seconds=float(timeout_s)))
         assert isinstance(group, dist.ProcessGroup)
         self._group, model = group, self.model
         pieces = "no micro-batches" if self.micro_batch is None else "micro-batches"

@@ -54,20 +54,17 @@ def parts_of(
         samples: Number of samples of the mini-batch.
         pieces: (first sample, sample after the last) of each piece.
     """
+    known = known_loss(loss_fn)
     if weights is not None:
-        each: Tensor | None = torch.as_tensor(weights, dtype=torch.float64)
-        assert each is not None
+        each = torch.as_tensor(weights, dtype=torch.float64)
         if each.shape != (samples,):
             raise ValueError(
                 f"weights have the shape {tuple(each.shape)}, and the mini-batch {samples} "
                 "samples; give one weight for each"
             )
-    else:
-        known = known_loss(loss_fn)
-        if known is not None and known.reduction == "sum":
-            return [1.0 if stop > start else 0.0 for start, stop in pieces]
-        each = None if known is None else known.counts(targets)
-    if each is None:
+    elif known is not None and known.reduction == "sum":
+        return [1.0 if stop > start else 0.0 for start, stop in pieces]
+    elif known is None or (each := known.counts(targets)) is None:
         return [(stop - start) / samples for start, stop in pieces]
     total = each.sum()
     return [each[start:stop].sum() / total for start, stop in pieces]

@@ -211,8 +211,8 @@ def ranked(rows: Iterable[Prediction]) -> tuple[Prediction, ...]:
 
 
 def _is_present(device: str) -> bool:
-    if device == "cpu" or device in DEVICES:
-        return device == "cpu"
+    if device in DEVICES:
+        return False
     try:
         kind = torch.device(device).type
     except (RuntimeError, TypeError) as error:
@@ -222,7 +222,7 @@ def _is_present(device: str) -> bool:
         ) from error
     if kind == "meta":
         raise AdviceError("the device meta computes nothing: give the one that is to train")
-    return accelerator.present() == kind
+    return kind in ("cpu", accelerator.present())
 
 
 def parse_memory(text: str) -> int:

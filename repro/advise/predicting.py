@@ -255,7 +255,7 @@ def _checkpointing(case: _Case) -> Prediction:
     else:
         seconds = float(case.times(iteration, case.batch).sum()) + iteration.blocks * case.block_s
         prediction = case.undivided(partial(case.undivided_bytes, iteration), seconds)
-    names = None if callable(blocks) else tuple(blocks)
+    names = None if callable(blocks) else blocks
     return replace(prediction, settings={"blocks": names} | prediction.settings)
 
 

@@ -21,6 +21,7 @@ from pairs import (
     assert_trained_alike,
     described,
     error_of,
+    parallel_of,
     run_cases,
     train,
     weights_of,
@@ -89,11 +90,6 @@ def batch(number, dtype=torch.float64):
 
 
 BATCHES = [batch(number) for number in range(4)]
-
-
-def parallel_of(model, optimizer, method, loss=F.cross_entropy, **options):
-    options = {"bucket_bytes": 200, "timeout_s": 30} | options
-    return DataParallel(model, loss, optimizer, method, **options)
 
 
 def plainly(optimizer_of, steps=4, model=None):

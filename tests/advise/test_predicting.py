@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.advise import AdviceError, Speed, Workload, checkpoint_blocks, predict, probe
+from repro.advise.snippets import snippet
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryMeter
 from repro.models import build
@@ -180,10 +181,10 @@ def test_within_a_block_micro_batches_are_planned_as_one_iteration():
     assert told.seconds / alone.seconds > 0.7 * 200 / micro
 
 
-def fixed_speed(**measured: tuple[float, ...]) -> Speed:
-    phases = {"forward": (2.0, 8.0), "backward": (4.0, 16.0), "update": (1.0, 1.0)} | measured
-    own = Speed.of("cpu")
-    return Speed(own.device, "made up", own.link, seen_s=0.0, measured=phases, sizes=(2, 8))
+def fixed_speed(**few: float) -> Speed:
+    own, phases = Speed.of("cpu"), {"forward": 2.0, "backward": 4.0, "update": 1.0} | few
+    measured = {2: phases, 8: {"forward": 8.0, "backward": 16.0, "update": 1.0}}
+    return Speed(own.device, "made up", own.link, seen_s=0.0, measured=measured)
 
 
 def test_seconds_are_those_that_were_measured():
@@ -201,7 +202,7 @@ def test_seconds_are_those_that_were_measured():
     divided = told("accumulation", 32)
     assert divided.settings["micro_batch"] < 10
     assert divided.seconds == pytest.approx(3 * 32 + 1, rel=1e-2)
-    slow_few = fixed_speed(forward=(6.0, 8.0), backward=(12.0, 16.0))
+    slow_few = fixed_speed(forward=6.0, backward=12.0)
     assert told("mbs", 32, slow_few).slowdown > 1.1
     recomputed = told("checkpointing", 8)
     assert 25 + 4 < recomputed.seconds <= 25 + 8 + 1e-6  # at most the forward pass once more
@@ -223,7 +224,7 @@ def test_blocks_are_the_outermost_classes_that_come_again():
     with pytest.raises(AdviceError, match="no module of Nothing: choose of"):
         checkpoint_blocks(resnet, ["Nothing"])
     names = [name for name, _ in resnet.named_parameters()]
-    checkpoint_blocks(resnet, ["ResidualBlock"])
+    checkpoint_blocks(resnet, "ResidualBlock")
     assert [name for name, _ in resnet.named_parameters()] == names
 
 
@@ -300,6 +301,33 @@ def test_conditions_on_masks_hold_as_in_the_example(how, masked):
     assert ("aten.mul" in {f.name for f in own.plain.small.functions}) == masked
     assert own.plain.bytes_of(own.plain.inputs, 8) == 8 * 3 * inputs[0].nbytes
     assert own.plain.alive(8).min() >= 8 * 3 * inputs[0].nbytes
+
+
+class Listed(nn.Linear):
+    """Holds a tensor where no module has it."""
+
+    held = (torch.full((3,), 2.0),)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * self.held[0]
+
+
+def test_tensors_that_the_model_does_not_have():
+    """Losses and models may use them, but neither train nor change them."""
+    weight, norm, example = (
+        torch.ones(3),
+        nn.BatchNorm1d(3, affine=False),
+        (torch.eye(3), torch.arange(3)),
+    )
+    losses = partial(ce, weight=weight), lambda o, t: ce(o, t, weight)
+    for loss in losses:
+        own = Workload.of(Listed(3, 3), example=example, loss_fn=loss)
+        assert predict(own, "mbs", BATCH, PLENTY).fits
+    head = nn.Linear(3, 3)
+    for loss in (lambda o, t: ce(norm(o), t), lambda o, t: ce(head(o), t)):
+        with pytest.raises(AdviceError, match="trains or changes tensors that the model does not"):
+            predict(Workload.of(Listed(3, 3), example=example, loss_fn=loss), "mbs", 4, PLENTY)
+    assert norm.num_batches_tracked == 0 and head.weight.grad is None
 
 
 class Scaled(nn.Linear):
@@ -393,3 +421,4 @@ def test_what_mbs_refuses_does_not_fit_by_it():
         for method in ("mbs", "mbs_deferred", "mbs_in_outofcore"):
             told = predict(own, method, 4, PLENTY, speed)
             assert told.fits is fits and ("MBS refuses it" in told.reason) is not fits
+            assert (snippet(told) == "") is not fits
