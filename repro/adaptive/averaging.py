@@ -82,10 +82,10 @@ class Allreduce:
         self._averaged: set[Tensor] = set()
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         # torch 2.13 has renamed this option.
-        name = "forward_sync_buffers"
-        name = name if name in known else "broadcast_buffers"
-        options: dict[str, Any] = {name: False, "bucket_cap_mb": max(bucket_bytes, 1) / 2**20}
-        options["init_sync"] = False  # done before; torch's fails on expanded buffers
+        name = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in known)
+        # Made the same before; torch's own way fails on expanded buffers.
+        options: dict[str, Any] = {name: False, "init_sync": False}
+        options["bucket_cap_mb"] = max(bucket_bytes, 1) / 2**20
         self.network = DistributedDataParallel(model, process_group=group, **options)
         self.network.register_comm_hook(None, self._timed_allreduce)
 

@@ -59,9 +59,7 @@ class Advice:
     @property
     def best(self) -> Prediction | None:
         """No method where the batch fits undivided, else the fastest that fits, if one does."""
-        undivided = self["undivided"]
-        fastest = self.rows[0] if self.rows[0].fits else None
-        return undivided if undivided.fits else fastest
+        return next((row for row in (self["undivided"], self.rows[0]) if row.fits), None)
 
     def code(self, method: str) -> str:
         """Lines of code that use a method."""

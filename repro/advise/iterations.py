@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure.fake_tensors import flops_of
+from repro.measure.loss_parts import HALF
 from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
 
@@ -46,8 +47,7 @@ class _Costs(TorchDispatchMode):
         if torch._C._current_graph_task_id() >= 0:
             phase = RECOMPUTE if torch.is_grad_enabled() else BACKWARD
         result = func(*args, **kwargs)
-        floats = [x for x in args if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        low = any(tensor.element_size() == 2 for tensor in floats)
+        low = any(getattr(x, "dtype", None) in HALF for x in args)
         name, flops = f"{func.namespace}.{func._opname}", flops_of(func, args, kwargs, result)
         self.noted.append(Cost(name, flops, low, phase))
         return result

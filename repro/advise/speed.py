@@ -142,14 +142,11 @@ class _Probe:
         )
         return self._with_extras(speed)
 
-    def _live(self, size: int) -> int:
-        return self.workload.plain.trace(size).peak_bytes
-
     def _grown(self, room: int) -> tuple[dict[int, Phases], int]:
         """Seconds of phases by batch size, and bytes held beside live tensors."""
         times: dict[int, Phases] = {}
         size, beside = min(self.batch, _SMALLEST), 0
-        while self._live(size) <= room:
+        while (live := int(self.workload.plain.alive(size).max())) <= room:
             try:
                 with MemoryMeter(self.device) if self.queued else nullcontext() as meter:
                     times[size] = self._timed_phases(size)
@@ -159,7 +156,7 @@ class _Probe:
                 break
             if isinstance(meter, MemoryMeter):
                 held = meter.peak_reserved_bytes - meter.start_bytes
-                beside = max(beside, held - self._live(size))
+                beside = max(beside, held - live)
             round_s = sum(times[size].values()) * (_REPEATS + 1)
             left = self.half - time.perf_counter()
             growth = next((g for g in (_GROWTH, 2) if g * round_s <= left), 0)

@@ -107,8 +107,7 @@ class Workload:
         if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
             raise AdviceError("the model has lazy parameters: run it once before")
         if example is None:
-            samples, several = _images(model, image)
-            loss_fn = _OfEach(loss_fn) if several else loss_fn
+            samples, loss_fn = _images(model, image, loss_fn)
         else:
             samples = partial(_resized, example)
         if blocks is None:
@@ -275,9 +274,11 @@ class _Constants(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        trains, first = torch.is_grad_enabled() and func._opname != "detach", next(iter(args), None)
-        for x in filter(_is_foreign, tree_leaves((args, kwargs))):
-            if (trains and x.requires_grad) or (func._schema.is_mutable and x is first):
+        changed = next(iter(args), None) if func._schema.is_mutable else None
+        trains = torch.is_grad_enabled() and func._opname != "detach"
+        for x in tree_leaves((args, kwargs)):
+            foreign = isinstance(x, Tensor) and not isinstance(x, FakeTensor)
+            if foreign and (x is changed or (trains and x.requires_grad)):
                 raise ValueError("it trains or changes tensors that the model does not have")
         value = getattr(args[0], "constant", None) if func.is_view else None
         if value is not None:
@@ -290,16 +291,9 @@ class _Constants(TorchDispatchMode):
             return result
         with _disable_current_modes():
             values = func(*args, **kwargs)
-            for fake, of in zip(
-                *((r,) if isinstance(r, Tensor) else r for r in (result, values)), strict=True
-            ):
+            for fake, of in zip(tree_leaves(result), tree_leaves(values), strict=True):
                 _know(fake, of)
         return result
-
-
-def _is_foreign(value: Any) -> bool:
-    """Whether this is a tensor with content, such as a loss may have of its own."""
-    return isinstance(value, Tensor) and not isinstance(value, FakeTensor)
 
 
 def _know(fake: FakeTensor, value: Tensor) -> None:
@@ -346,9 +340,9 @@ def _twin(module: nn.Module) -> nn.Module:
 
 
 def _images(
-    model: nn.Module, image: int | tuple[int, int]
-) -> tuple[Callable[[int], tuple[Tensor, Tensor]], bool]:
-    """A function from a batch size to images and classes, and whether the model gives several."""
+    model: nn.Module, image: int | tuple[int, int], loss_fn: Callable[..., Tensor]
+) -> tuple[Callable[[int], tuple[Tensor, Tensor]], Callable[..., Tensor]]:
+    """A function from a batch size to images and classes, and a loss of all of the outputs."""
     sides = (image, image) if isinstance(image, int) else tuple(image)
     if len(sides) != 2 or not all(is_whole(side, 1) for side in sides):
         raise AdviceError(f"image is {image!r}: give pixels, or height and width")
@@ -366,7 +360,7 @@ def _images(
     def make(batch: int) -> tuple[Tensor, Tensor]:
         return torch.rand(batch, 3, *sides), torch.randint(classes, (batch, *places))
 
-    return make, not isinstance(outputs, Tensor)
+    return make, loss_fn if isinstance(outputs, Tensor) else _OfEach(loss_fn)
 
 
 class _OfEach(nn.Module):

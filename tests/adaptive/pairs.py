@@ -64,6 +64,7 @@ def train(
         parallel.close()
         assert hooks_of(model, optimizer) == 0
     found = {"losses": list(map(float, losses)), "norms": norms, "scales": scales}
+    found["timings"] = parallel and list(map(vars, parallel.timings))
     return described(model, optimizer) | found
 
 

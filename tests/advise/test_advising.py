@@ -174,14 +174,11 @@ def test_undivided_steps_beyond_the_limit_are_measured_to_compare_with():
     assert best.fits and best.slowdown == best.measured_s / whole.measured_s
 
 
-def test_a_device_that_is_not_here_cannot_measure():
+def test_what_cannot_be_measured():
     found = told("H100", measure=True)
     assert found.grounds.startswith("nothing measured, as H100 is not here; the data sheet of")
     assert found.rows == told("H100").rows
-
-
-def test_only_what_the_lines_take_is_measured():
-    images, labels = data()
+    images, labels = data()  # the lines take one tensor of inputs
     with pytest.raises(AdviceError, match="one tensor of inputs"):
         told("cpu", 4, measure=True, example=((images[:4],), labels[:4]))
 

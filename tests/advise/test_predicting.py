@@ -279,26 +279,29 @@ class Masked(nn.Module):
         super().__init__()
         self.how, self.embed, self.head = how, nn.Embedding(32, 16), nn.Linear(16, 32)
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        x, places = self.embed(tokens), torch.arange(tokens.shape[1])
+    def forward(self, tokens: Tensor, mask: Tensor, count: Tensor, scale: Tensor) -> Tensor:
+        x, places = self.embed(tokens) * scale, torch.arange(tokens.shape[1])
         needless = {
+            "count": lambda: count < mask.max(),
             "all": lambda: mask.all(),
             "any": lambda: not (mask[:, places] == 0).any(),
             "places": lambda: torch.equal(mask.cumsum(-1)[0] - 1, places),
             "lengths": lambda: mask.sum(1).min().item() == mask.shape[1],
             "parts": lambda: mask.split(24, 1)[0].bool().all().item(),
         }
-        return self.head(x if needless[self.how]() else x * mask[..., None]).transpose(1, 2)
+        return self.head(x if needless[self.how]() else x.where(mask[..., None] > 0, 0)).mT
 
 
-@pytest.mark.parametrize("how", ["all", "any", "places", "lengths", "parts"])
+@pytest.mark.parametrize("how", ["count", "all", "any", "places", "lengths", "parts"])
 @pytest.mark.parametrize("masked", [0, 1])
 def test_conditions_on_masks_hold_as_in_the_example(how, masked):
     inputs, targets = tokens()
     mask = torch.ones_like(inputs)
     mask[:, -1] -= masked
-    own = Workload.of(Masked(how), example=({"tokens": inputs, "mask": mask}, targets))
-    assert ("aten.mul" in {f.name for f in own.plain.small.functions}) == masked
+    given = {"tokens": inputs, "mask": mask}
+    given |= {"count": torch.tensor(masked), "scale": torch.tensor(0.5)}  # stay as they are
+    own = Workload.of(Masked(how), example=(given, targets))
+    assert ("aten.where" in {f.name for f in own.plain.small.functions}) == masked
     assert own.plain.bytes_of(own.plain.inputs, 8) == 8 * 3 * inputs[0].nbytes
     assert own.plain.alive(8).min() >= 8 * 3 * inputs[0].nbytes
 
@@ -328,19 +331,6 @@ def test_tensors_that_the_model_does_not_have():
         with pytest.raises(AdviceError, match="trains or changes tensors that the model does not"):
             predict(Workload.of(Listed(3, 3), example=example, loss_fn=loss), "mbs", 4, PLENTY)
     assert norm.num_batches_tracked == 0 and head.weight.grad is None
-
-
-class Scaled(nn.Linear):
-    def forward(self, inputs: Tensor, scale: Tensor, count: Tensor) -> Tensor:
-        outputs = super().forward(inputs)
-        return outputs * scale if count > 2 else outputs
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_numbers_that_are_tensors_stay_as_in_the_example(count):
-    inputs = torch.randn(4, 8), torch.tensor(0.5), torch.tensor(count)
-    own = Workload.of(Scaled(8, 3), example=(inputs, torch.randint(3, (4,))))
-    assert ("aten.mul" in {f.name for f in own.plain.small.functions}) == (count > 2)
 
 
 class Recurrent(nn.Module):
