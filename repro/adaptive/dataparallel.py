@@ -280,9 +280,8 @@ class DataParallel:
             text = "?" if compared is False else ""
         except Exception as own:
             error, text = own, str(own) or repr(own)
-        texts = [text]
-        if self._group is not None:
-            texts = gathered(text, self._group, "checking the loss")
+        group = self._group
+        texts = [text] if group is None else gathered(text, group, "checking the loss")
         if refused := [(rank, text) for rank, text in enumerate(texts) if text not in ("", "?")]:
             self._checks = Checks(*self._checked)  # similar mini-batches are refused, too
             raise error or LossCheckError("rank {}: {}".format(*refused[0]))

@@ -64,8 +64,10 @@ def parts_of(
             )
     elif known is not None and known.reduction == "sum":
         return [1.0 if stop > start else 0.0 for start, stop in pieces]
-    elif known is None or (each := known.counts(targets)) is None:
+    elif known is None or (counts := known.counts(targets)) is None:
         return [(stop - start) / samples for start, stop in pieces]
+    else:
+        each = counts
     total = each.sum()
     return [each[start:stop].sum() / total for start, stop in pieces]
 

@@ -143,8 +143,8 @@ class Iteration:
     @cached_property
     def gradients(self) -> frozenset[str]:
         """Gradients of parameters that a step makes."""
-        kinds = self.small.kinds
-        return frozenset(n for n in self.small.accesses if kinds.get(n) == "gradient")
+        small = self.small
+        return frozenset(n for n in small.accesses if small.kinds.get(n) == "gradient")
 
     @property
     def buffer_bytes(self) -> int:

@@ -187,9 +187,10 @@ class _Case:
     def answer(
         self, peak: float, seconds: float | None, least: float | None = None, **others: Any
     ) -> Prediction:
-        ratios = (None if s is None else s / self.undivided_s for s in (seconds, least))
+        slowdown, bound_ = (None if s is None else s / self.undivided_s for s in (seconds, least))
         fits = others.pop("fits", peak <= self.memory)
-        return Prediction(self.method, self.batch, fits, int(peak), *ratios, seconds, **others)
+        given = self.method, self.batch, fits, int(peak), slowdown, bound_, seconds
+        return Prediction(*given, **others)
 
     def refused(self, peak: int, reason: str = "", **others: Any) -> Prediction:
         reason = reason or f"MBS refuses it: {self.speed.streaming_refused}"

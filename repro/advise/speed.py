@@ -241,9 +241,8 @@ class _Probe:
         simulated = plan_swaps(trace, budget).simulate(times, speed.link)
         if not simulated.transfers:
             return 0.0
-        rounds = _REPEATS + 3  # recorded, planned, and once more
-        try:
-            took = self._swapping(size, budget, rounds, window_bytes=None)
+        try:  # recorded, planned, and once more
+            took = self._swapping(size, budget, 3 + _REPEATS, window_bytes=None)
         except BudgetTooSmall:  # by tensors that the first iteration holds of the one before
             return 0.0
         return max(0.0, min(took[3:]) - simulated.time_s) / len(simulated.transfers)
