@@ -407,7 +407,7 @@ def test_what_mbs_refuses_does_not_fit_by_it():
     for shape, fits in (((2, 1), True), ((2,), False)):  # each sample against every other
         example = torch.randn(2, 3, 2, 2), torch.rand(shape)
         own = Workload.of(model, example=example, loss_fn=nn.MSELoss())
-        speed = probe(own, "cpu", 4, PLENTY, 4.0)
+        speed = probe(own, "cpu", 4, PLENTY, 60.0)
         for method in ("mbs", "mbs_deferred", "mbs_in_outofcore"):
             told = predict(own, method, 4, PLENTY, speed)
             assert told.fits is fits and ("MBS refuses it" in told.reason) is not fits
