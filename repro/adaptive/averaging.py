@@ -27,6 +27,9 @@ from repro.measure import accelerator
 
 Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
 METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
+# Newer torches have other names for these.
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,6 @@ class StepTiming:
         return StepTiming(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
-def reduce_scatter(output: Tensor, flat: Tensor, group: dist.ProcessGroup) -> None:
-    """Sum `flat` (P x n) over processes, each keeping its n; the name differs between torches."""
-    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    function(output, flat, group=group)
-
-
-def all_gather(flat: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
-    """Gather every process's `part` (n) into `flat` (P x n); the name differs between torches."""
-    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    function(flat, part, group=group)
-
-
 def average(
     flat: Tensor, received: Tensor, part: Tensor, method: Method, group: dist.ProcessGroup
 ) -> tuple[float, float]:
@@ -73,11 +64,11 @@ def average(
         came = time.perf_counter()
         torch.sum(received.view(processes, -1), 0, out=part)
     else:
-        reduce_scatter(part, flat, group)
+        reduce_scatter(part, flat, group=group)
         came = time.perf_counter()
     part /= processes
     summed = time.perf_counter()
-    all_gather(flat, part, group)
+    all_gather(flat, part, group=group)
     return came - start + time.perf_counter() - summed, summed - came
 
 
@@ -91,10 +82,10 @@ class Allreduce:
         self._averaged: set[Tensor] = set()
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         # torch 2.13 has renamed this option.
-        name = "forward_sync_buffers"
-        name = name if name in known else "broadcast_buffers"
-        options: dict[str, Any] = {name: False, "bucket_cap_mb": max(bucket_bytes, 1) / 2**20}
-        options["init_sync"] = False  # done before; torch's fails on expanded buffers
+        name = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in known)
+        # Made the same before; torch's own way fails on expanded buffers.
+        options: dict[str, Any] = {name: False, "init_sync": False}
+        options["bucket_cap_mb"] = max(bucket_bytes, 1) / 2**20
         self.network = DistributedDataParallel(model, process_group=group, **options)
         self.network.register_comm_hook(None, self._timed_allreduce)
 

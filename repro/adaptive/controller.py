@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -378,6 +379,6 @@ def check_whole(name: str, value: int, least: int) -> None:
 
 def check_number(name: str, value: float, allowed: Callable[[float], bool], what: str) -> None:
     """Raise a ValueError unless the value is finite and `allowed`; the message names the range."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not allowed(value):
         raise ValueError(f"{name} is {value!r}; give a number {what}")

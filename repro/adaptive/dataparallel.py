@@ -171,7 +171,7 @@ class DataParallel:
     def _connect(self, bucket_bytes: int, timeout_s: float) -> None:
         """Connect to the other processes; make model and averaging the same in all."""
         # A separate group, so that the averager's thread never mixes with the caller's collectives.
-        group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+        group = dist.new_group(timeout=timedelta(seconds=float(timeout_s)))
         assert isinstance(group, dist.ProcessGroup)
         self._group, model = group, self.model
         pieces = "no micro-batches" if self.micro_batch is None else "micro-batches"
@@ -225,8 +225,8 @@ class DataParallel:
             self._check_unchanged(batch, shares, self._group)
         mine = share(number, self.rank, self.processes, shares)
         count = mine.stop - mine.start
-        ranges = bounds(count, self.micro_batch or count) if count else [(0, 0)]
-        pieces = [(mine.start + a, mine.start + b) if count else (0, 0) for a, b in ranges]
+        ranges = bounds(count, self.micro_batch or count) if count else []
+        pieces = [(mine.start + a, mine.start + b) for a, b in ranges] or [(0, 0)]
         parts: Sequence[float | Tensor] = [1.0]  # one backward pass covers the mini-batch
         if self._group is not None or len(pieces) > 1:
             parts = parts_of(self.loss_fn, batch.targets, weights, number, pieces)
@@ -277,12 +277,11 @@ class DataParallel:
         error, compared = None, None
         try:
             compared = self._checks.make(self.loss_fn, batch, weights)
+            text = "?" if compared is False else ""
         except Exception as own:
-            error = own
-        undecided = "?" if compared is False else ""
-        texts = [undecided if error is None else str(error) or repr(error)]
-        if self._group is not None:
-            texts = gathered(texts[0], self._group, "checking the loss")
+            error, text = own, str(own) or repr(own)
+        group = self._group
+        texts = [text] if group is None else gathered(text, group, "checking the loss")
         if refused := [(rank, text) for rank, text in enumerate(texts) if text not in ("", "?")]:
             self._checks = Checks(*self._checked)  # similar mini-batches are refused, too
             raise error or LossCheckError("rank {}: {}".format(*refused[0]))

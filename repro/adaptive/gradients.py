@@ -35,8 +35,8 @@ class NoiseScale(float):
     signal: float  # |G|²; not above 0 if noise hides the gradient
 
     def __new__(cls, noise: float, signal: float) -> "NoiseScale":
-        """Divide the one by the other; infinite where the signal is not above 0."""
-        scale = super().__new__(cls, noise / signal if signal > 0 else math.inf)
+        """Divide the one by the other; infinite where the signal is not above 0, NaN where NaN."""
+        scale = super().__new__(cls, math.inf if signal <= 0 else noise / signal)
         scale.noise, scale.signal = noise, signal
         return scale
 
@@ -77,11 +77,12 @@ def gradient_norms(
     Returns:
         One norm per batch size, in ascending order.
     """
-    sizes = sorted(set(batch_sizes))
-    if not sizes or sizes[0] < 1 or len(sizes) < len(batch_sizes) or batches < 1:
+    given = list(batch_sizes)
+    sizes = sorted({int(size) for size in given if is_whole(size, 1)})
+    if not sizes or len(sizes) < len(given) or batches < 1:
         raise ValueError(
-            f"batch sizes are {list(batch_sizes)} and batches {batches}; give at least one size, "
-            "distinct ones of at least 1, and at least 1 mini-batch"
+            f"batch sizes are {given} and batches {batches}; give at least one size, distinct "
+            "whole numbers of at least 1, and at least 1 mini-batch"
         )
     check_initialized(model, trained=True)
     results = []
@@ -108,6 +109,8 @@ def stable_batch(norms: Sequence[GradientNorm], tolerance: float = 0.10) -> int:
     check_number("tolerance", tolerance, lambda x: 0 <= x < 1, "from 0 to below 1")
     if not norms:
         raise ValueError("there is no norm to compare; give at least one of gradient_norms")
+    if not all(math.isfinite(norm.mean) for norm in norms):
+        raise DivergedError(f"norms are not finite: {norms}; measure at parameters that are")
     ordered = sorted(norms, key=lambda norm: norm.batch_size)
     least = (1 - tolerance) * ordered[0].mean
     *_, largest = itertools.takewhile(lambda norm: norm.mean >= least, ordered)
@@ -145,8 +148,9 @@ def noise_scale(
 
     From n mini-batches of B samples: the mean of |g_B|² and |mean g_B|², which is |g_nB|², give
     unbiased estimates of |G|² and tr(Σ) (McCandlish et al., arXiv:1812.06162, appendix A.1).
-    Infinite if the estimate of |G|² is not above 0. A single ratio is noisy: average the results'
-    `noise` and `signal` separately over several calls with different seeds, then divide.
+    Infinite if the estimate of |G|² is not above 0, NaN if a gradient is NaN. A single ratio is
+    noisy: average the results' `noise` and `signal` separately over several calls with different
+    seeds, then divide.
 
     See `gradient_norms` for the other arguments.
     """
@@ -323,7 +327,7 @@ def _draw(
     if batches is not None and seed is not None:
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         order = order[: min(batches, count // size) * size]
-    for chosen in order.to(inputs.device).split(size) if count else ():
+    for chosen in order.to(inputs.device).split(int(size)) if count else ():
         yield inputs[chosen], targets[chosen]
 
 

@@ -54,21 +54,20 @@ def parts_of(
         samples: Number of samples of the mini-batch.
         pieces: (first sample, sample after the last) of each piece.
     """
+    known = known_loss(loss_fn)
     if weights is not None:
-        each: Tensor | None = torch.as_tensor(weights, dtype=torch.float64)
-        assert each is not None
+        each = torch.as_tensor(weights, dtype=torch.float64)
         if each.shape != (samples,):
             raise ValueError(
                 f"weights have the shape {tuple(each.shape)}, and the mini-batch {samples} "
                 "samples; give one weight for each"
             )
-    else:
-        known = known_loss(loss_fn)
-        if known is not None and known.reduction == "sum":
-            return [1.0 if stop > start else 0.0 for start, stop in pieces]
-        each = None if known is None else known.counts(targets)
-    if each is None:
+    elif known is not None and known.reduction == "sum":
+        return [1.0 if stop > start else 0.0 for start, stop in pieces]
+    elif known is None or (counts := known.counts(targets)) is None:
         return [(stop - start) / samples for start, stop in pieces]
+    else:
+        each = counts
     total = each.sum()
     return [each[start:stop].sum() / total for start, stop in pieces]
 
@@ -190,7 +189,7 @@ class Checks:
             name
             for changed in others
             for name in whole | changed
-            if not _same(whole.get(name), changed.get(name))
+            if whole.get(name) != changed.get(name)
         )
         if not names:
             return None
@@ -200,16 +199,12 @@ class Checks:
             "mini-batch: change them once a step, outside the model, or do not divide mini-batches"
         )
 
-    def _changed(self, check: LossCheck, groups: Sequence[Any]) -> dict[str, Tensor]:
+    def _changed(self, check: LossCheck, groups: Sequence[Any]) -> dict[str, bytes]:
         """What forward passes change outside batch normalisation, which is known to."""
         with untouched(self._model) as before:
             for inputs in groups:
                 check.compute(inputs, _NormBase)
-            return before.changed()
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is not None and other is not None and torch.equal(bits(one), bits(other))
+            return {k: bytes(bits(v).cpu().numpy()) for k, v in before.changed().items()}
 
 
 def _warn(text: str) -> None:

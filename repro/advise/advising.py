@@ -59,9 +59,7 @@ class Advice:
     @property
     def best(self) -> Prediction | None:
         """No method where the batch fits undivided, else the fastest that fits, if one does."""
-        undivided = self["undivided"]
-        fastest = self.rows[0] if self.rows[0].fits else None
-        return undivided if undivided.fits else fastest
+        return next((row for row in (self["undivided"], self.rows[0]) if row.fits), None)
 
     def code(self, method: str) -> str:
         """Lines of code that use a method."""
@@ -211,8 +209,8 @@ def ranked(rows: Iterable[Prediction]) -> tuple[Prediction, ...]:
 
 
 def _is_present(device: str) -> bool:
-    if device == "cpu" or device in DEVICES:
-        return device == "cpu"
+    if device in DEVICES:
+        return False
     try:
         kind = torch.device(device).type
     except (RuntimeError, TypeError) as error:
@@ -222,7 +220,7 @@ def _is_present(device: str) -> bool:
         ) from error
     if kind == "meta":
         raise AdviceError("the device meta computes nothing: give the one that is to train")
-    return accelerator.present() == kind
+    return kind in ("cpu", accelerator.present())
 
 
 def parse_memory(text: str) -> int:

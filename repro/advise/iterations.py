@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure.fake_tensors import flops_of
+from repro.measure.loss_parts import HALF
 from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
 
@@ -45,8 +47,7 @@ class _Costs(TorchDispatchMode):
         if torch._C._current_graph_task_id() >= 0:
             phase = RECOMPUTE if torch.is_grad_enabled() else BACKWARD
         result = func(*args, **kwargs)
-        floats = [x for x in args if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        low = any(tensor.element_size() == 2 for tensor in floats)
+        low = any(getattr(x, "dtype", None) in HALF for x in args)
         name, flops = f"{func.namespace}.{func._opname}", flops_of(func, args, kwargs, result)
         self.noted.append(Cost(name, flops, low, phase))
         return result
@@ -101,8 +102,7 @@ class Iteration:
     def flops(self, batch: int) -> Vector:
         """Floating-point operations of each function, (n,)."""
         small, large = ([cost.flops for cost in own] for own in (self.costs, self.larger))
-        bend = list(map(_bend, small, large))
-        return _on_curve(batch, small, large, bend)
+        return _on_curve(batch, small, large, list(map(_bend, small, large)))
 
     def touched(self, batch: int) -> Vector:
         """Bytes that each function reads and writes, (n,)."""
@@ -131,7 +131,7 @@ class Iteration:
     def blocks(self) -> int:
         """Number of recomputed blocks."""
         again = self.phases == RECOMPUTE
-        return int(again[:1].sum() + (again[1:] & ~again[:-1]).sum())
+        return int((np.diff(again, prepend=False) & again).sum())
 
     @cached_property
     def inputs(self) -> frozenset[str]:
@@ -143,8 +143,8 @@ class Iteration:
     @cached_property
     def gradients(self) -> frozenset[str]:
         """Gradients of parameters that a step makes."""
-        kinds = self.small.kinds
-        return frozenset(n for n in self.small.accesses if kinds.get(n) == "gradient")
+        small = self.small
+        return frozenset(n for n in small.accesses if small.kinds.get(n) == "gradient")
 
     @property
     def buffer_bytes(self) -> int:
@@ -191,25 +191,16 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
     born = {name for name in iteration.gradients if name not in lasting}
     functions: list[Function] = []
     order: list[int] = []
-    sizes, kinds = dict(trace.sizes), dict(trace.kinds)
 
-    def renamed(name: str, time: int) -> str:
-        """A pass's own variable; the last pass keeps the names, as the update reads them."""
-        first = name in lasting or (name in born and time == 0)
-        kept = first or (time == times - 1 and name not in born)
-        new = name if kept else f"{name}.{time}"
-        sizes[new] = trace.sizes[name]
-        if name in trace.kinds:
-            kinds[new] = trace.kinds[name]
-        return new
+    def own(names: tuple[str, ...], time: int) -> tuple[str, ...]:
+        """A pass's own variables; the last pass keeps the names, as the update reads them."""
+        keeping = {name: 0 if name in born else times - 1 for name in names}
+        return tuple(n if n in lasting or time == keeping[n] else f"{n}.{time}" for n in names)
 
     updates = iteration.phases == UPDATE
-    passes = [(time, n) for time in range(times) for n in np.flatnonzero(~updates).tolist()]
-    for time, number in passes:
+    for time, number in product(range(times), np.flatnonzero(~updates).tolist()):
         function = trace.functions[number]
-        both = (
-            tuple(renamed(n, time) for n in part) for part in (function.inputs, function.outputs)
-        )
+        both = own(function.inputs, time), own(function.outputs, time)
         functions.append(Function(function.name, *both))
         order.append(number)
         for name in function.outputs:
@@ -219,10 +210,10 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
     order += np.flatnonzero(updates).tolist()
     functions += [trace.functions[number] for number in np.flatnonzero(updates)]
     ends = {name: number for number, f in enumerate(functions) for name in f.variables}
-    deaths = {n: number + 1 for n, number in ends.items() if n.partition(".")[0] not in lasting}
-    there = {*ends, *trace.held}
-    sizes = {name: size for name, size in sizes.items() if name in there}
-    kinds = {name: kind for name, kind in kinds.items() if name in there}
+    first = {name: name.partition(".")[0] for name in (*ends, *trace.held)}
+    sizes = {name: trace.sizes[of] for name, of in first.items()}
+    kinds = {name: trace.kinds[of] for name, of in first.items() if of in trace.kinds}
+    deaths = {name: end + 1 for name, end in ends.items() if first[name] not in lasting}
     return Trace(tuple(functions), sizes, kinds, deaths), order
 
 

@@ -87,8 +87,7 @@ def _seconds(workload: Workload, code: str, batch: Any, device: torch.device) ->
                 yield batch
 
     parts = workload.built(min(2, len(batch[0])), device)
-    given = {name: getattr(parts, name) for name in ("model", "loss_fn", "optimizer")}
-    given |= {"torch": torch, "device": str(device), "loader": loader()}
+    given = {**vars(parts), "torch": torch, "device": str(device), "loader": loader()}
     with tempfile.TemporaryDirectory() as folder:
         exec(code, {**given, "swap_folder": folder})
     return statistics.median(end - start for start, end in pairwise(times[warmup:]))

@@ -98,6 +98,7 @@ class _Case:
 
     def __post_init__(self) -> None:
         self.plain = self.workload.plain
+        self.undivided_s = float(self.times(self.plain, self.batch).sum())
         self.beside = self.speed.beside_bytes
         available = self.memory if self.on_cpu else int(SWAPPED_SHARE * self.memory)
         self.budget = max(0, available - self.beside)  # for `OutOfCore`
@@ -186,8 +187,7 @@ class _Case:
     def answer(
         self, peak: float, seconds: float | None, least: float | None = None, **others: Any
     ) -> Prediction:
-        base = float(self.times(self.plain, self.batch).sum())
-        slowdown, bound_ = (None if s is None else s / base for s in (seconds, least))
+        slowdown, bound_ = (None if s is None else s / self.undivided_s for s in (seconds, least))
         fits = others.pop("fits", peak <= self.memory)
         given = self.method, self.batch, fits, int(peak), slowdown, bound_, seconds
         return Prediction(*given, **others)
@@ -224,8 +224,7 @@ class _Case:
 
 
 def _undivided(case: _Case) -> Prediction:
-    seconds = float(case.times(case.plain, case.batch).sum())
-    return case.undivided(partial(case.undivided_bytes, case.plain), seconds)
+    return case.undivided(partial(case.undivided_bytes, case.plain), case.undivided_s)
 
 
 def _divided(case: _Case, iteration: Iteration | None = None) -> Prediction:
@@ -255,12 +254,12 @@ def _checkpointing(case: _Case) -> Prediction:
     else:
         seconds = float(case.times(iteration, case.batch).sum()) + iteration.blocks * case.block_s
         prediction = case.undivided(partial(case.undivided_bytes, iteration), seconds)
-    names = None if callable(blocks) else tuple(blocks)
+    names = None if callable(blocks) else blocks
     return replace(prediction, settings={"blocks": names} | prediction.settings)
 
 
 def _save_on_cpu(case: _Case) -> Prediction:
-    base = float(case.times(case.plain, case.batch).sum())
+    base = case.undivided_s
     if case.on_cpu and not case.simulated:  # `Tensor.cpu` of a tensor on the CPU is that tensor
         why = "on a CPU it keeps what it saves where that is: nothing is gained"
         return case.answer(case.undivided_bytes(case.plain, case.batch), base, reason=why)

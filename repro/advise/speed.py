@@ -48,9 +48,8 @@ class Speed:
     streamed_s: tuple[float, float] | None = None
     deferred_s: tuple[float, float] | None = None  # the same with deferred BatchNorm
     streaming_refused: str = ""  # why MBS refused the step, if it was tried
-    # By phase of a step, its seconds at each of `sizes`, ascending; empty where nothing was.
-    measured: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    sizes: tuple[int, ...] = ()
+    # By batch size, ascending, the seconds of a step's phases; empty where nothing was measured.
+    measured: Mapping[int, Phases] = field(default_factory=dict)
     beside_bytes: int = 0  # held by the allocator beside live tensors, as measured
 
     @classmethod
@@ -86,7 +85,7 @@ class Speed:
 
     def _interpolated(self, phase: str, batch: int) -> float:
         """Measured seconds of a phase: on lines between sizes, and beyond by the last."""
-        sizes, seconds = self.sizes, self.measured[phase]
+        sizes, seconds = [*self.measured], [took[phase] for took in self.measured.values()]
         if len(sizes) == 1:
             return seconds[0] * (1 if phase == UPDATE else batch / sizes[0])
         if phase == UPDATE:  # whatever the batch
@@ -132,27 +131,22 @@ class _Probe:
         if not times:
             grounds = "no step fits to be measured; proportions of a data sheet, ESTIMATED"
             return replace(Speed.of("H100" if self.queued else "cpu"), grounds=grounds)
-        sizes = tuple(sorted(times))
         where = accelerator.name(self.device) if self.queued else "this CPU"
         sheets = (sheet for name, sheet in DEVICES.items() if name in where)
         speed = Speed(
             next(sheets, DEVICES["H100"]) if self.queued else _CPU,
-            f"steps of {', '.join(map(str, sizes))} samples measured on {where}",
+            f"steps of {', '.join(map(str, times))} samples measured on {where}",
             link=self._link(),
-            measured={phase: tuple(times[size][phase] for size in sizes) for phase in _MEASURED},
-            sizes=sizes,
+            measured=times,
             beside_bytes=beside,
         )
         return self._with_extras(speed)
-
-    def _live(self, size: int) -> int:
-        return self.workload.plain.trace(size).peak_bytes
 
     def _grown(self, room: int) -> tuple[dict[int, Phases], int]:
         """Seconds of phases by batch size, and bytes held beside live tensors."""
         times: dict[int, Phases] = {}
         size, beside = min(self.batch, _SMALLEST), 0
-        while self._live(size) <= room:
+        while (live := int(self.workload.plain.alive(size).max())) <= room:
             try:
                 with MemoryMeter(self.device) if self.queued else nullcontext() as meter:
                     times[size] = self._timed_phases(size)
@@ -162,7 +156,7 @@ class _Probe:
                 break
             if isinstance(meter, MemoryMeter):
                 held = meter.peak_reserved_bytes - meter.start_bytes
-                beside = max(beside, held - self._live(size))
+                beside = max(beside, held - live)
             round_s = sum(times[size].values()) * (_REPEATS + 1)
             left = self.half - time.perf_counter()
             growth = next((g for g in (_GROWTH, 2) if g * round_s <= left), 0)
@@ -198,15 +192,14 @@ class _Probe:
 
     def _with_extras(self, speed: Speed) -> Speed:
         """Measure extra seconds while there is time: so long steps hide them."""
-        middle = len(speed.sizes) // 2
-        size, steps = speed.sizes[middle], zip(*speed.measured.values(), strict=True)
-        seconds = [sum(step) for step in steps]
+        steps = [(size, sum(phases.values())) for size, phases in speed.measured.items()]
+        (least, least_s), (size, size_s) = steps[0], steps[len(steps) // 2]
 
-        def time_for(steps: int, step_s: float = seconds[middle]) -> bool:
+        def time_for(steps: int, step_s: float = size_s) -> bool:
             return steps * step_s <= self.end - time.perf_counter()
 
-        if time_for(2 + _REPEATS, seconds[0]):
-            speed = replace(speed, seen_s=self._seen_s(speed.sizes[0], seconds[0]))
+        if time_for(2 + _REPEATS, least_s):
+            speed = replace(speed, seen_s=self._seen_s(least, least_s))
         if time_for(4 + _REPEATS):
             speed = replace(speed, moved_s=self._moved_s(speed, size))
         if self.queued:  # an accelerator goes on meanwhile
@@ -248,9 +241,8 @@ class _Probe:
         simulated = plan_swaps(trace, budget).simulate(times, speed.link)
         if not simulated.transfers:
             return 0.0
-        rounds = _REPEATS + 3  # recorded, planned, and once more
-        try:
-            took = self._swapping(size, budget, rounds, window_bytes=None)
+        try:  # recorded, planned, and once more
+            took = self._swapping(size, budget, 3 + _REPEATS, window_bytes=None)
         except BudgetTooSmall:  # by tensors that the first iteration holds of the one before
             return 0.0
         return max(0.0, min(took[3:]) - simulated.time_s) / len(simulated.transfers)

@@ -17,6 +17,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from repro.advise.iterations import FEW, Iteration, recorded
@@ -42,8 +43,7 @@ class Workload:
     """A training step of any batch size; see `Workload.of`."""
 
     name: str  # for texts
-    model: Callable[[], nn.Module]  # returns the model anew
-    shape: nn.Module  # the model without content
+    model: nn.Module  # of which copies are made
     samples: Callable[[int], tuple[Any, Any]]  # returns inputs and targets of a batch size
     loss_fn: Callable[..., Tensor]  # called with outputs and targets
     optimizer: Callable[..., torch.optim.Optimizer]  # makes the optimizer of some parameters
@@ -65,8 +65,8 @@ class Workload:
         """A workload from a model or its name.
 
         Args:
-            model: A model, or its name, as of `repro.models.build`. A copy without content is made:
-                it is neither changed nor run, but for probes, which run a copy.
+            model: A model, or its name, as of `repro.models.build`, which is then built. It is
+                neither changed nor run: a copy without content is, and for probes a copy.
             example: (inputs, targets) of one or more samples, samples first, as the model is called
                 and the loss takes them. Left out, images of `image` pixels with 3 channels, and a
                 class for each output; losses of several outputs, such as those of auxiliary
@@ -91,34 +91,30 @@ class Workload:
                 known = ", ".join(OPTIMIZERS)
                 raise AdviceError(f"optimizer is {optimizer!r}: choose {known}, or give a function")
             optimizer = OPTIMIZERS[optimizer]
-        make: Callable[[], nn.Module]
         if isinstance(model, str):
             from repro.models import build
 
-            name, make = model, partial(build, model, **dict(options or {}))
-        elif isinstance(model, nn.Module):
-            name, make = type(model).__name__, partial(_twin, model)
-        else:
-            raise AdviceError(f"{model!r} is a {type(model).__name__}: give a model, or its name")
-        with torch.device("meta"):
+            name, normal, alone = model, torch.inference_mode(False), torch.random.fork_rng([])
             try:
-                shape = make()
-            except NotImplementedError:  # it computes with values, as RegNet's constructor does
-                with torch.device("cpu"):
-                    whole = make()
-                shape = _twin(whole)
+                with torch.device("cpu"), normal, alone:
+                    model = build(name, **dict(options or {}))
             except (ValueError, TypeError, RuntimeError) as error:  # its texts say what there is
                 raise AdviceError(str(error).partition("\n")[0]) from error
-            if example is None:
-                samples, several = _images(shape, image)
-                loss_fn = _OfEach(loss_fn) if several else loss_fn
-            else:
-                samples = partial(_resized, example)
+        elif isinstance(model, nn.Module):
+            name = type(model).__name__
+        else:
+            raise AdviceError(f"{model!r} is a {type(model).__name__}: give a model, or its name")
+        if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+            raise AdviceError("the model has lazy parameters: run it once before")
+        if example is None:
+            samples, loss_fn = _images(model, image, loss_fn)
+        else:
+            samples = partial(_resized, example)
         if blocks is None:
-            blocks = repeated_blocks(shape)
+            blocks = repeated_blocks(model)
         elif not callable(blocks):
-            blocks = tuple(blocks)
-        return cls(name, make, shape, samples, loss_fn, optimizer, blocks)
+            blocks = (blocks,) if isinstance(blocks, str) else tuple(blocks)
+        return cls(name, model, samples, loss_fn, optimizer, blocks)
 
     @cached_property
     def on_accelerator(self) -> "Workload":
@@ -176,16 +172,14 @@ class Workload:
 
         `device` is None in a context that makes tensors without content.
         """
-        # Drawing initial weights may never end on tensors without content.
-        model = (self.model() if device is not None else _twin(self.shape)).train()
+        copied = _twin if device is None else copy.deepcopy
+        model = copied(self.model).train()
         if checkpointing:
             if callable(self.blocks):
                 self.blocks(model)
             else:
                 checkpoint_blocks(model, self.blocks)
-        loss_fn = self.loss_fn
-        if isinstance(loss_fn, nn.Module):
-            loss_fn = _twin(loss_fn)
+        loss_fn = copied(self.loss_fn) if isinstance(self.loss_fn, nn.Module) else self.loss_fn
         inputs, targets = self.samples(batch)
         if device is not None:
             model = model.to(device)
@@ -262,7 +256,7 @@ def checkpoint_blocks(model: nn.Module, blocks: Iterable[str]) -> None:
     Raises:
         AdviceError: The model has no module of such a class.
     """
-    names = set(blocks)
+    names = {blocks} if isinstance(blocks, str) else set(blocks)
     found = list(_outermost(model, lambda module: type(module).__name__ in names))
     if not found:
         inside = sorted({type(part).__name__ for part in model.modules() if part is not model})
@@ -280,6 +274,12 @@ class _Constants(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        changed = next(iter(args), None) if func._schema.is_mutable else None
+        trains = torch.is_grad_enabled() and func._opname != "detach"
+        for x in tree_leaves((args, kwargs)):
+            foreign = isinstance(x, Tensor) and not isinstance(x, FakeTensor)
+            if foreign and (x is changed or (trains and x.requires_grad)):
+                raise ValueError("it trains or changes tensors that the model does not have")
         value = getattr(args[0], "constant", None) if func.is_view else None
         if value is not None:
             args[0].constant = None  # or the view would have a storage of its own
@@ -291,9 +291,7 @@ class _Constants(TorchDispatchMode):
             return result
         with _disable_current_modes():
             values = func(*args, **kwargs)
-            for fake, of in zip(
-                *((r,) if isinstance(r, Tensor) else r for r in (result, values)), strict=True
-            ):
+            for fake, of in zip(tree_leaves(result), tree_leaves(values), strict=True):
                 _know(fake, of)
         return result
 
@@ -314,6 +312,8 @@ def _imagined_with_values() -> Iterator[None]:
     limit = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_NUMBERS)
     cpu, normal = torch.device("cpu"), torch.inference_mode(False)
     with cpu, normal, imagined(ones=False), limit, _Constants():
+        # Losses have tensors of their own, such as class weights, and models have some in lists.
+        torch.empty(0).fake_mode.allow_non_fake_inputs = True  # type: ignore[attr-defined]
         yield
 
 
@@ -328,37 +328,27 @@ def _place(error: Exception) -> str:
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """A copy; where tensors are made without content, one without it."""
-    if not _without_content():
-        return copy.deepcopy(module)
+    """A copy on the CPU, in a context that makes tensors without content."""
     memo: dict[int, Any] = {}
     for part in module.modules():
         for value in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
-            if not isinstance(value, Tensor) or id(value) in memo:
-                continue
-            if nn.parameter.is_lazy(value):
-                raise AdviceError("the model has lazy parameters: run it once before")
-            empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-            trained = isinstance(value, nn.Parameter)
-            memo[id(value)] = nn.Parameter(empty, value.requires_grad) if trained else empty
+            if isinstance(value, Tensor):
+                empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+                trained = isinstance(value, nn.Parameter)
+                memo[id(value)] = nn.Parameter(empty, value.requires_grad) if trained else empty
     return copy.deepcopy(module, memo)
 
 
-def _without_content() -> bool:
-    made = torch.empty(0)
-    return made.is_meta or isinstance(made, FakeTensor)
-
-
 def _images(
-    model: nn.Module, image: int | tuple[int, int]
-) -> tuple[Callable[[int], tuple[Tensor, Tensor]], bool]:
-    """A function from a batch size to images and classes, and whether the model gives several."""
+    model: nn.Module, image: int | tuple[int, int], loss_fn: Callable[..., Tensor]
+) -> tuple[Callable[[int], tuple[Tensor, Tensor]], Callable[..., Tensor]]:
+    """A function from a batch size to images and classes, and a loss of all of the outputs."""
     sides = (image, image) if isinstance(image, int) else tuple(image)
     if len(sides) != 2 or not all(is_whole(side, 1) for side in sides):
         raise AdviceError(f"image is {image!r}: give pixels, or height and width")
     try:
-        with torch.no_grad():
-            outputs = model.train()(torch.empty(2, 3, *sides))
+        with _imagined_with_values(), torch.no_grad():
+            outputs = _twin(model).train()(torch.empty(2, 3, *sides))
         ((_, classes, *places),) = {tuple(output.shape) for output in leaves_of(outputs)}
     except Exception as error:
         raise AdviceError(
@@ -370,7 +360,7 @@ def _images(
     def make(batch: int) -> tuple[Tensor, Tensor]:
         return torch.rand(batch, 3, *sides), torch.randint(classes, (batch, *places))
 
-    return make, not isinstance(outputs, Tensor)
+    return make, loss_fn if isinstance(outputs, Tensor) else _OfEach(loss_fn)
 
 
 class _OfEach(nn.Module):
@@ -393,16 +383,18 @@ def _resized(example: tuple[Any, Any], batch: int) -> tuple[Any, Any]:
             "many, at least 1, samples first"
         )
 
-    def repeated(leaf: Tensor) -> Tensor:
-        return leaf[torch.arange(batch, device=leaf.device) % len(leaf)] if leaf.dim() else leaf
-
     def resize(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not _without_content():
-            return repeated(leaf) if isinstance(leaf, Tensor) else leaf
-        empty = torch.empty((batch, *leaf.shape[1:]) if leaf.dim() else (), dtype=leaf.dtype)
-        if isinstance(empty, FakeTensor) and not leaf.is_floating_point():
+        if not isinstance(leaf, Tensor):
+            return leaf
+        with _disable_current_modes():
+            rows = torch.arange(batch, device=leaf.device)
+            values = leaf[rows % len(leaf)] if leaf.dim() else leaf
+        empty = torch.empty(values.shape, dtype=leaf.dtype)
+        if not isinstance(empty, FakeTensor):
+            return values
+        if not leaf.is_floating_point():
             with _disable_current_modes():
-                _know(empty, repeated(leaf.cpu()))
+                _know(empty, values.cpu())
         return empty
 
     both: tuple[Any, Any] = map_leaves(resize, example)

@@ -14,6 +14,11 @@ from torch import nn
 from repro.adaptive import DataParallel, join_processes
 
 
+def parallel_of(model, optimizer, method, loss=F.cross_entropy, **options):
+    options = {"bucket_bytes": 200, "timeout_s": 30} | options
+    return DataParallel(model, loss, optimizer, method, **options)
+
+
 def plain_step(model, loss, optimizer, x, y, precision, scaler, clip):
     """Make a step of torch alone; return the loss and the gradient's norm."""
     optimizer.zero_grad()
@@ -42,9 +47,8 @@ def train(
     """Train by DataParallel, or with `method` None by torch alone; return all that came of it."""
     parallel, losses, norms, scales = None, [], [], []
     if method:
-        options = {"bucket_bytes": 200, "timeout_s": 30} | options
         options |= {"scaler": scaler, "clip_grad_norm": clip}
-        parallel = DataParallel(model, loss, optimizer, method, **options)
+        parallel = parallel_of(model, optimizer, method, loss, **options)
     with torch.autocast("cpu", precision) if method and precision else nullcontext():
         for number, (x, y) in enumerate(batches):
             if parallel:
@@ -60,6 +64,7 @@ def train(
         parallel.close()
         assert hooks_of(model, optimizer) == 0
     found = {"losses": list(map(float, losses)), "norms": norms, "scales": scales}
+    found["timings"] = parallel and list(map(vars, parallel.timings))
     return described(model, optimizer) | found
 
 

@@ -23,6 +23,7 @@ from pairs import (
     assert_trained_alike,
     error_of,
     hooks_of,
+    parallel_of,
     run_cases,
     train,
     weights_of,
@@ -33,6 +34,7 @@ from repro.adaptive import (
     METHODS,
     DataParallel,
     PeerError,
+    StepTiming,
     join_processes,
     leave_processes,
     set_lr,
@@ -53,8 +55,13 @@ VARIANTS = {
 CASES = [(method, variant) for method in METHODS for variant in VARIANTS]
 SPLIT = ("all_to_all", "reduce_scatter")
 ENDS = [(method, end) for method in METHODS for end in ("kill", "hang")]
+STAGES = {
+    "": "averaging the gradients of step ",
+    "construction": "making a DataParallel",
+    "leaving": "parting from the other processes",
+}
+ENDS += [("all_to_all", f"{how} at {at}") for how in ("kill", "hang") for at in [*STAGES][1:]]
 ENDS.append(("all_to_all", "exit"))
-ELSEWHERE = [(how, stage) for how in ("kill", "hang") for stage in ("construction", "leaving")]
 TIMEOUT_S = 6.0
 
 
@@ -117,10 +124,6 @@ def batch(number):
     return x, torch.randint(3, (SIZES[number],), generator=generator)
 
 
-def parallel_of(model, optimizer, method, **options):
-    return DataParallel(model, F.cross_entropy, optimizer, method, timeout_s=30, **options)
-
-
 def trained(method, variant="sgd", kind=Net, steps=5, freeze="", evaluation=torch.no_grad):
     """Train with a rate that changes, and evaluate amid an update; with None by torch alone."""
     rank = dist.get_rank() if method else 0
@@ -146,18 +149,6 @@ def trained(method, variant="sgd", kind=Net, steps=5, freeze="", evaluation=torc
     found = train(method, model, optimizer, batches, between=between, **options)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     return found | {"seen": seen, "sums": sums, "rates": rates}
-
-
-def timed(method):
-    model = make(Net)
-    parallel = parallel_of(model, make_optimizer(model), method, bucket_bytes=200)
-    for number in range(len(SIZES)):
-        parallel.step(*batch(number))
-    parallel.finish()
-    timings = [(t.total_s, t.communication_s, t.summation_s, t.blocked_s, t.computation_s)
-               for t in parallel.timings]  # fmt: skip
-    parallel.close()
-    return timings
 
 
 def failing(method, stage, **options):
@@ -204,7 +195,6 @@ def todo(rank):
     for method, variant in CASES:
         yield (method, variant), partial(trained, method, variant)
     for method in METHODS:
-        yield (method, "timed"), partial(timed, method)
         yield (method, "frozen"), partial(trained, method, steps=3, freeze="hidden")
         evaluated = partial(trained, method, "adam", steps=3, evaluation=torch.inference_mode)
         yield (method, "inference"), evaluated
@@ -278,8 +268,7 @@ def context():
 @pytest.fixture(scope="module")
 def lost(context, tmp_path_factory):
     """What the survivor of each pair tells."""
-    asked = [*ENDS, *(("all_to_all", f"{how} at {stage}") for how, stage in ELSEWHERE)]
-    pairs = {pair: tmp_path_factory.mktemp("pair") for pair in asked}
+    pairs = {pair: tmp_path_factory.mktemp("pair") for pair in ENDS}
     lost = [(rank, str(folder), *pair) for pair, folder in pairs.items() for rank in range(2)]
     processes = [context.Process(target=lose, args=args, daemon=True) for args in lost]
     for process in processes:
@@ -313,13 +302,14 @@ class TestTwoProcesses:
 
     @pytest.mark.parametrize("method", METHODS)
     def test_timings(self, both, method):
-        for timings in answers(both, method, "timed"):
+        for answer in answers(both, method, "small buckets"):
+            timings = [StepTiming(**seconds) for seconds in answer["timings"]]
             assert len(timings) == len(SIZES)
-            for total, communication, summation, blocked, computation in timings:
-                assert min(total, communication, summation, blocked) >= 0
-                assert blocked <= total and computation == pytest.approx(total - blocked)
-            assert sum(t[1] for t in timings) > 0
-            summed = sum(t[2] for t in timings)
+            for timing in timings:
+                assert min(vars(timing).values()) >= 0 and timing.blocked_s <= timing.total_s
+                assert timing.computation_s == pytest.approx(timing.total_s - timing.blocked_s)
+            assert sum(timing.communication_s for timing in timings) > 0
+            summed = sum(timing.summation_s for timing in timings)
             assert summed > 0 if method == "all_to_all" else summed < 0.1
 
     @pytest.mark.parametrize("method", METHODS)
@@ -370,26 +360,17 @@ def report_of(path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "end"), ENDS)
 def test_a_lost_process_is_an_error_in_the_other(both, lost, method, end):
-    report = report_of(lost[method, end])
+    """In a step, at construction and at parting."""
+    report, stage = report_of(lost[method, end]), end.partition(" at ")[2]
     assert report["type"] == PeerError.__name__, report
-    assert report["text"].startswith("rank 0 of 2: averaging the gradients of step ")
+    assert report["text"].startswith(f"rank 0 of 2: {STAGES[stage]}")
     assert "go on from the checkpoint" in report["text"]
-    assert report["hooks"] == 0
+    assert stage or report["hooks"] == 0
+    assert report["joined"] == (stage != "leaving")
     # The end of a process is seen at once, silence after the time given (and slow machines' rest).
     assert report["seconds"] < TIMEOUT_S + 6
     if end == "hang":
         assert report["seconds"] > TIMEOUT_S / 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "stage"), ELSEWHERE)
-def test_a_lost_process_is_an_error_at_construction_and_at_parting_too(both, lost, how, stage):
-    report = report_of(lost["all_to_all", f"{how} at {stage}"])
-    done = "making a DataParallel" if stage == "construction" else "parting from the other proc"
-    assert report["type"] == PeerError.__name__, report
-    assert report["text"].startswith(f"rank 0 of 2: {done}")
-    assert report["seconds"] < TIMEOUT_S + 6
-    assert report["joined"] == (stage == "construction")
 
 
 class TestOneProcess:

@@ -82,22 +82,26 @@ def test_the_cost_of_a_loss_whose_check_takes_too_much_memory():
 
 
 class State(nn.Linear):
-    """Keeps something of the samples it has seen, or of calls."""
+    """Keeps something of the samples it has seen, or of calls, outside BatchNorm."""
 
     def __init__(self, change):
         super().__init__(8, 1)
-        self.change = change
+        self.change, self.norm, self.drop = change, nn.BatchNorm1d(8), nn.Dropout(0.5)
         self.register_buffer("state", torch.zeros(8))
 
     def forward(self, x):
-        self.state.copy_(self.change(self.state, x))
-        return super().forward(x)
+        x = self.norm(x)
+        if self.training:
+            self.change(self, x.detach())
+        return super().forward(self.drop(x))
 
 
 STATES = {
-    "number": lambda state, x: state + len(x),
-    "last": lambda state, x: x[-1],
-    "largest": lambda state, x: torch.maximum(state, x.amax(0)),
+    "number": lambda model, x: model.state.add_(len(x)),
+    "last": lambda model, x: model.state.copy_(x[-1]),
+    "largest": lambda model, x: model.state.copy_(torch.maximum(model.state, x.amax(0))),
+    "replaced": lambda model, x: setattr(model, "state", 0.9 * model.state + 0.1 * x.mean(0)),
+    "data": lambda model, x: model.state.data.mul_(0.9).add_(x.mean(0)),
 }
 
 
@@ -107,8 +111,26 @@ def test_a_state_that_each_process_changes_by_its_samples_is_told(name, repeated
     batch = read_batch(torch.randn(12, 8), torch.randn(12, 1))
     with pytest.warns(UserWarning, match="forward pass changes State.state"):
         Checks(State(STATES[name]), CPU, True, repeated).make(F.mse_loss, batch, None)
-    count = State(lambda state, x: state + 1)
+    count = State(lambda model, x: model.state.add_(1))
     Checks(count, CPU, True, False).make(F.mse_loss, batch, None)
+
+
+@pytest.mark.parametrize("change", [STATES["replaced"], STATES["data"], None])
+def test_a_model_that_micro_batches_change_is_named_once(change):
+    class Compares(nn.Linear):
+        def forward(self, x):
+            return super().forward(x + self.training * x.mean(0))
+
+    x, y = torch.randn(12, 8), torch.randn(12, 1)
+    model = State(change) if change else Compares(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, F.mse_loss, optimizer, micro_batch=6)
+    parallel.step(x[:6], y[:6])  # at once
+    text = "changes State.state" if change else "depends on the other samples"
+    with pytest.warns(UserWarning, match=text) as told:
+        for number in (12, 7, 12):
+            parallel.step(x[:number], y[:number])
+    assert [each.filename for each in told] == [__file__]
 
 
 def test_a_root_of_the_mean_of_two_or_one_sample_is_told():

@@ -38,8 +38,9 @@ def test_round_trip(tmp_path):
 
 
 def test_controllers_of_numpys_numbers(tmp_path):
-    one, two, rate = np.int64(8), np.int32(64), np.float64(0.1)
+    one, two, rate = np.int64(8), np.int32(64), np.float32(0.1)
     given = {"warmup": np.int64(2), "warmup_from": rate / 2, "decay_at": [np.int64(3)]}
+    given["growth"] = np.int64(3)
     for kind, own in ((ThetaController, {"interval": one}), (ScheduledBatch, {"every": one})):
         controller, model = kind(one, two, rate, **own, **given), nn.Linear(2, 2)
         controller.observe(np.float32(2.0), model.parameters())

@@ -22,24 +22,16 @@ from repro.adaptive import (
 from repro.datasets import TensorLoader
 
 
-def least_squares(samples=64, width=6, noise=1.0):
+def least_squares(noise=1.0):
     """A linear model in float64 and data y = x·v + noise."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(samples, width, generator=generator, dtype=torch.float64)
+    x = torch.randn(64, 6, generator=generator, dtype=torch.float64)
     y = x.sum(1, keepdim=True)
-    y += noise * torch.randn(samples, 1, generator=generator, dtype=torch.float64)
-    model = nn.Linear(width, 1, bias=False).double()
+    y += noise * torch.randn(64, 1, generator=generator, dtype=torch.float64)
+    model = nn.Linear(6, 1, bias=False).double()
     with torch.no_grad():
-        model.weight.copy_(torch.randn(1, width, generator=generator))
+        model.weight.copy_(torch.randn(1, 6, generator=generator))
     return model, x, y
-
-
-def known(model, x, y):
-    """Gradients of (x·w - y)² by hand: G, |G|² and the unbiased tr(Σ) of single samples."""
-    each = 2 * (x @ model.weight.detach().T - y) * x  # (N, width)
-    mean = each.mean(0)
-    trace = (each - mean).square().sum() / (len(x) - 1)
-    return each, float(mean.square().sum()), float(trace)
 
 
 class TwoBiases(nn.Module):
@@ -54,39 +46,38 @@ class TwoBiases(nn.Module):
         return F.linear(x, self.linear.weight, self.one + self.other)
 
 
-def one_by_one(model, x, y):
-    """|G|² and the unbiased tr(Σ) of any model, by a backward pass for each sample."""
+def each_of(model, x, y):
+    """Gradients of single samples, (N, parameters), by a backward pass for each."""
     rows = []
     for a, b in zip(x, y, strict=True):
         twin = copy.deepcopy(model)
         F.mse_loss(twin(a[None]), b[None]).backward()
         grads = [p.grad for p in twin.parameters() if p.grad is not None]
         rows.append(torch.cat([g.flatten() for g in grads]))
-    each = torch.stack(rows)
+    return torch.stack(rows)
+
+
+def one_by_one(model, x, y):
+    """|G|² and the unbiased tr(Σ)."""
+    each = each_of(model, x, y)
     return float(each.mean(0).square().sum()), float(each.var(0).sum())
 
 
 class TestNorms:
-    def test_of_single_samples_and_of_all_are_exact(self):
+    def test_are_those_of_mini_batches_without_a_sample_twice(self):
         model, x, y = least_squares()
-        each, square, _ = known(model, x, y)
-        measured = gradient_norms(model, (x, y), [64, 1], loss_fn=F.mse_loss, batches=64)
-        assert [norm.batch_size for norm in measured] == [1, 64]
-        norms = each.norm(dim=1)
-        assert measured[0].mean == pytest.approx(float(norms.mean()), rel=1e-12)
-        assert measured[0].error == pytest.approx(float(norms.std()) / 8, rel=1e-12)
-        assert measured[1].mean == pytest.approx(square**0.5, rel=1e-12)
-        assert math.isnan(measured[1].error)
-
-    def test_fall_as_averaging_takes_noise_away(self):
-        # Of many directions a norm is near the root of its mean square, |G|² + tr(Σ) / B (and no
-        # sample twice: times 1 - B / N of the second).
-        model, x, y = least_squares(4096, 100, noise=30.0)
-        _, square, trace = known(model, x, y)
-        for norm in gradient_norms(model, (x, y), [8, 64, 512], loss_fn=F.mse_loss, batches=64):
-            left = 1 - norm.batch_size / 4096
-            wanted = (square + left * trace / norm.batch_size) ** 0.5
-            assert norm.mean == pytest.approx(wanted, rel=0.05)
+        each = each_of(model, x, y)[torch.randperm(64, generator=torch.Generator().manual_seed(5))]
+        sizes, options = np.array([64, 1, 8]), {"loss_fn": F.mse_loss, "seed": 5}
+        measured = gradient_norms(model, (x, y), sizes, batches=64, **options)
+        assert [norm.batch_size for norm in measured] == [1, 8, 64]
+        for norm in measured:
+            norms = each.unflatten(0, (-1, norm.batch_size)).mean(1).norm(dim=1)
+            error = float(norms.std()) / len(norms) ** 0.5 if len(norms) > 1 else math.nan
+            assert norm.mean == pytest.approx(float(norms.mean()), rel=1e-12)
+            assert norm.error == pytest.approx(error, rel=1e-12, nan_ok=True)
+        # Numpy's sizes are as good as Python's.
+        scales = [noise_scale(model, (x, y), kind(8), **options) for kind in (int, np.int64)]
+        assert scales[0] == scales[1]
 
 
 class TestStableBatch:
@@ -114,12 +105,8 @@ class TestNoiseScale:
     @pytest.mark.parametrize("noise", [0.1, 5.0])
     def test_of_single_samples_is_exact(self, kind, noise):
         model, x, y = least_squares(noise=noise)
-        square, trace = known(model, x, y)[1:]
-        if kind == "two biases":
-            model = TwoBiases().double()
-            square, trace = one_by_one(model, x, y)
-        else:
-            assert one_by_one(model, x, y) == pytest.approx((square, trace))
+        model = TwoBiases().double() if kind == "two biases" else model
+        square, trace = one_by_one(model, x, y)
         # All 64 samples were drawn, so that the large batch's square is |G|², of which the
         # unbiased estimate takes away what of it is noise.
         wanted = trace / (square - trace / 64)
@@ -133,6 +120,7 @@ class TestNoiseScale:
         with torch.no_grad():
             model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
         assert noise_scale(model, (x, y), 1, loss_fn=F.mse_loss, batches=64) == math.inf
+        assert math.isnan(noise_scale(model, (x * math.nan, y), 1, loss_fn=F.mse_loss))
 
 
 class TestFullCost:
@@ -146,8 +134,8 @@ class TestFullCost:
     def test_wrong_sizes_and_data(self):
         model, x, y = least_squares()
         for measure, data, size, message in (
-            *((gradient_norms, (x, y), sizes, "give at least one size, distinct ones")
-              for sizes in ([], [4, 4], [0, 4])),
+            *((gradient_norms, (x, y), sizes, "give at least one size, distinct")
+              for sizes in ([], [4, 4], [0, 4], [2.5])),
             (gradient_norms, (x, y), [65], "a batch size of 65; give .* a size of 1 to 64"),
             (noise_scale, (x, y), 40, "at least 2 mini-batches, and there is 1 of 40 samp"),
             (full_cost, (x[:0], y[:0]), 4, "the cost of 0 mini-batches is nan"),
@@ -159,6 +147,8 @@ class TestFullCost:
                 measure(model, data, size, loss_fn=F.mse_loss)
         with pytest.raises(ValueError, match="no norm to compare"):
             stable_batch([])
+        with pytest.raises(DivergedError, match="norms are not finite"):
+            max_stable_batch(model, (x * math.nan, y), [2, 4], loss_fn=F.mse_loss)
 
 
 def picture_loss(outputs, targets):

@@ -21,30 +21,20 @@ def drawn(seed, **changes):
 def counted(model, schedule, samples, processes):
     """Seconds by kind: go through epochs and steps, samples dealt out one by one to nodes."""
     totals = dict.fromkeys((*PARTS, "total_s"), 0.0)
-    steps = 0
-    for batch, epochs in schedule:
-        for _ in range(epochs):
-            left = samples
-            while left > 0:
-                left -= batch
-                steps += 1
-                nodes = [0] * processes
-                for sample in range(batch):
-                    nodes[sample % processes] += 1
-                busy = sum(n > 0 for n in nodes)
-                computation = model.sample_s * max(nodes) + model.overhead_s
-                communication = 0.0
-                if busy > 1:
-                    for _ in range(2):  # all-to-all, then allgather
-                        for _ in range(busy - 1):  # each with every other node
-                            communication += model.latency_s + model.transfer_s / busy
-                hidden = min(communication, model.overlap * computation)
-                blocked = communication - hidden
-                seconds = (computation, communication, blocked)
-                for name, value in zip(PARTS, seconds, strict=True):
-                    totals[name] += value
-                totals["total_s"] += computation + blocked
-    return totals, steps
+    sizes = [
+        batch for batch, epochs in schedule for _ in range(0, samples, batch) for _ in range(epochs)
+    ]
+    for batch in sizes:
+        nodes = [len(range(node, batch, processes)) for node in range(processes)]
+        busy = sum(n > 0 for n in nodes)
+        computation = model.sample_s * max(nodes) + model.overhead_s
+        # All-to-all, then allgather, each with every other node.
+        communication = 2 * (busy - 1) * (model.latency_s + model.transfer_s / busy)
+        blocked = communication - min(communication, model.overlap * computation)
+        seconds = computation, communication, blocked, computation + blocked
+        for name, value in zip(totals, seconds, strict=True):
+            totals[name] += value
+    return totals, len(sizes)
 
 
 SCHEDULE = [(4, 3), (8, 2), (24, 1), (100, 2)]

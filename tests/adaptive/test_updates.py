@@ -21,6 +21,7 @@ from pairs import (
     assert_trained_alike,
     described,
     error_of,
+    parallel_of,
     run_cases,
     train,
     weights_of,
@@ -89,11 +90,6 @@ def batch(number, dtype=torch.float64):
 
 
 BATCHES = [batch(number) for number in range(4)]
-
-
-def parallel_of(model, optimizer, method, loss=F.cross_entropy, **options):
-    options = {"bucket_bytes": 200, "timeout_s": 30} | options
-    return DataParallel(model, loss, optimizer, method, **options)
 
 
 def plainly(optimizer_of, steps=4, model=None):
@@ -1124,26 +1120,6 @@ LATER = {  # loss, targets without and with what it leaves out
 }
 
 
-class Stateful(nn.Module):
-    """Has state outside BatchNorm, or compares samples, in training mode alone."""
-
-    def __init__(self, how):
-        super().__init__()
-        self.how, self.one, self.norm = how, nn.Linear(27, 4), nn.BatchNorm1d(27)
-        self.drop = nn.Dropout(0.5)
-        self.register_buffer("mean", torch.zeros(27))
-
-    def forward(self, x):
-        x = self.norm(x.flatten(1))
-        if self.training and self.how == "mean":
-            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-        elif self.training and self.how == "data":
-            self.mean.data.mul_(0.9).add_(x.detach().mean(0))
-        elif self.training and self.how == "compares":
-            x = x + x.mean(0)
-        return self.one(self.drop(x))
-
-
 def alone(model, loss=F.cross_entropy, lr=0.1, **options):
     """Without other processes."""
     return DataParallel(model, loss, torch.optim.SGD(model.parameters(), lr), **options)
@@ -1195,16 +1171,6 @@ class TestOneProcess:
             assert same(before, model.parameters())
             parallel.step(good, y)
         parallel.step(bad, later, weights=~PADDED)
-
-    @pytest.mark.parametrize("how", ["mean", "data", "compares"])
-    def test_a_model_that_micro_batches_change_is_named_once(self, how):
-        parallel = alone(make(0, lambda: Stateful(how)), micro_batch=6)
-        parallel.step(*batch(0))  # at once
-        text = "depends on the other samples" if how == "compares" else "changes Stat"
-        with pytest.warns(UserWarning, match=text) as told:
-            for number in (3, 1, 3):
-                parallel.step(*batch(number))
-        assert [each.filename for each in told] == [__file__]
 
     @pytest.mark.parametrize("options", [{}, {"ignore_index": -100}, {"weight": torch.rand(256)}])
     def test_labels_of_a_byte(self, options):

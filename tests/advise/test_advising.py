@@ -10,11 +10,10 @@ from commands import command_line
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro.advise import METHODS, AdviceError, Speed, advise, measuring, predict
+from repro.advise import METHODS, AdviceError, advise, measuring
 from repro.advise.advising import TITLES, Advice, parse_memory, parse_sides, ranked
 from repro.advise.predicting import Prediction
 from repro.advise.snippets import snippet
-from repro.advise.workload import Workload
 
 MEMORY, BATCH = 300_000, 24
 
@@ -175,14 +174,11 @@ def test_undivided_steps_beyond_the_limit_are_measured_to_compare_with():
     assert best.fits and best.slowdown == best.measured_s / whole.measured_s
 
 
-def test_a_device_that_is_not_here_cannot_measure():
+def test_what_cannot_be_measured():
     found = told("H100", measure=True)
     assert found.grounds.startswith("nothing measured, as H100 is not here; the data sheet of")
     assert found.rows == told("H100").rows
-
-
-def test_only_what_the_lines_take_is_measured():
-    images, labels = data()
+    images, labels = data()  # the lines take one tensor of inputs
     with pytest.raises(AdviceError, match="one tensor of inputs"):
         told("cpu", 4, measure=True, example=((images[:4],), labels[:4]))
 
@@ -230,14 +226,6 @@ def test_what_the_caller_has_set_is_no_matter(without_gradients):
         torch.set_default_device("cpu")
     assert found["undivided"].measured_s and found.best is not None
     assert found["undivided"].peak_bytes == expected["undivided"].peak_bytes
-
-
-def test_what_mbs_refuses_has_no_code():
-    speed = Speed(**vars(Speed.of("cpu")) | {"streaming_refused": "its loss"})
-    workload = Workload.of(network(), image=8, blocks=["ReLU"])
-    for method in ("mbs", "mbs_in_outofcore", "checkpointing_mbs"):
-        found = predict(workload, method, BATCH, MEMORY, speed)
-        assert not found.fits and snippet(found) == ""
 
 
 def test_memory_and_sides_as_text():

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.advise import AdviceError, Speed, Workload, checkpoint_blocks, predict, probe
+from repro.advise.snippets import snippet
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryMeter
 from repro.models import build
@@ -180,10 +181,10 @@ def test_within_a_block_micro_batches_are_planned_as_one_iteration():
     assert told.seconds / alone.seconds > 0.7 * 200 / micro
 
 
-def fixed_speed(**measured: tuple[float, ...]) -> Speed:
-    phases = {"forward": (2.0, 8.0), "backward": (4.0, 16.0), "update": (1.0, 1.0)} | measured
-    own = Speed.of("cpu")
-    return Speed(own.device, "made up", own.link, seen_s=0.0, measured=phases, sizes=(2, 8))
+def fixed_speed(**few: float) -> Speed:
+    own, phases = Speed.of("cpu"), {"forward": 2.0, "backward": 4.0, "update": 1.0} | few
+    measured = {2: phases, 8: {"forward": 8.0, "backward": 16.0, "update": 1.0}}
+    return Speed(own.device, "made up", own.link, seen_s=0.0, measured=measured)
 
 
 def test_seconds_are_those_that_were_measured():
@@ -201,7 +202,7 @@ def test_seconds_are_those_that_were_measured():
     divided = told("accumulation", 32)
     assert divided.settings["micro_batch"] < 10
     assert divided.seconds == pytest.approx(3 * 32 + 1, rel=1e-2)
-    slow_few = fixed_speed(forward=(6.0, 8.0), backward=(12.0, 16.0))
+    slow_few = fixed_speed(forward=6.0, backward=12.0)
     assert told("mbs", 32, slow_few).slowdown > 1.1
     recomputed = told("checkpointing", 8)
     assert 25 + 4 < recomputed.seconds <= 25 + 8 + 1e-6  # at most the forward pass once more
@@ -223,7 +224,7 @@ def test_blocks_are_the_outermost_classes_that_come_again():
     with pytest.raises(AdviceError, match="no module of Nothing: choose of"):
         checkpoint_blocks(resnet, ["Nothing"])
     names = [name for name, _ in resnet.named_parameters()]
-    checkpoint_blocks(resnet, ["ResidualBlock"])
+    checkpoint_blocks(resnet, "ResidualBlock")
     assert [name for name, _ in resnet.named_parameters()] == names
 
 
@@ -278,41 +279,58 @@ class Masked(nn.Module):
         super().__init__()
         self.how, self.embed, self.head = how, nn.Embedding(32, 16), nn.Linear(16, 32)
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        x, places = self.embed(tokens), torch.arange(tokens.shape[1])
+    def forward(self, tokens: Tensor, mask: Tensor, count: Tensor, scale: Tensor) -> Tensor:
+        x, places = self.embed(tokens) * scale, torch.arange(tokens.shape[1])
         needless = {
+            "count": lambda: count < mask.max(),
             "all": lambda: mask.all(),
             "any": lambda: not (mask[:, places] == 0).any(),
             "places": lambda: torch.equal(mask.cumsum(-1)[0] - 1, places),
             "lengths": lambda: mask.sum(1).min().item() == mask.shape[1],
             "parts": lambda: mask.split(24, 1)[0].bool().all().item(),
         }
-        return self.head(x if needless[self.how]() else x * mask[..., None]).transpose(1, 2)
+        return self.head(x if needless[self.how]() else x.where(mask[..., None] > 0, 0)).mT
 
 
-@pytest.mark.parametrize("how", ["all", "any", "places", "lengths", "parts"])
+@pytest.mark.parametrize("how", ["count", "all", "any", "places", "lengths", "parts"])
 @pytest.mark.parametrize("masked", [0, 1])
 def test_conditions_on_masks_hold_as_in_the_example(how, masked):
     inputs, targets = tokens()
     mask = torch.ones_like(inputs)
     mask[:, -1] -= masked
-    own = Workload.of(Masked(how), example=({"tokens": inputs, "mask": mask}, targets))
-    assert ("aten.mul" in {f.name for f in own.plain.small.functions}) == masked
+    given = {"tokens": inputs, "mask": mask}
+    given |= {"count": torch.tensor(masked), "scale": torch.tensor(0.5)}  # stay as they are
+    own = Workload.of(Masked(how), example=(given, targets))
+    assert ("aten.where" in {f.name for f in own.plain.small.functions}) == masked
     assert own.plain.bytes_of(own.plain.inputs, 8) == 8 * 3 * inputs[0].nbytes
     assert own.plain.alive(8).min() >= 8 * 3 * inputs[0].nbytes
 
 
-class Scaled(nn.Linear):
-    def forward(self, inputs: Tensor, scale: Tensor, count: Tensor) -> Tensor:
-        outputs = super().forward(inputs)
-        return outputs * scale if count > 2 else outputs
+class Listed(nn.Linear):
+    """Holds a tensor where no module has it."""
+
+    held = (torch.full((3,), 2.0),)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * self.held[0]
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_numbers_that_are_tensors_stay_as_in_the_example(count):
-    inputs = torch.randn(4, 8), torch.tensor(0.5), torch.tensor(count)
-    own = Workload.of(Scaled(8, 3), example=(inputs, torch.randint(3, (4,))))
-    assert ("aten.mul" in {f.name for f in own.plain.small.functions}) == (count > 2)
+def test_tensors_that_the_model_does_not_have():
+    """Losses and models may use them, but neither train nor change them."""
+    weight, norm, example = (
+        torch.ones(3),
+        nn.BatchNorm1d(3, affine=False),
+        (torch.eye(3), torch.arange(3)),
+    )
+    losses = partial(ce, weight=weight), lambda o, t: ce(o, t, weight)
+    for loss in losses:
+        own = Workload.of(Listed(3, 3), example=example, loss_fn=loss)
+        assert predict(own, "mbs", BATCH, PLENTY).fits
+    head = nn.Linear(3, 3)
+    for loss in (lambda o, t: ce(norm(o), t), lambda o, t: ce(head(o), t)):
+        with pytest.raises(AdviceError, match="trains or changes tensors that the model does not"):
+            predict(Workload.of(Listed(3, 3), example=example, loss_fn=loss), "mbs", 4, PLENTY)
+    assert norm.num_batches_tracked == 0 and head.weight.grad is None
 
 
 class Recurrent(nn.Module):
@@ -389,7 +407,8 @@ def test_what_mbs_refuses_does_not_fit_by_it():
     for shape, fits in (((2, 1), True), ((2,), False)):  # each sample against every other
         example = torch.randn(2, 3, 2, 2), torch.rand(shape)
         own = Workload.of(model, example=example, loss_fn=nn.MSELoss())
-        speed = probe(own, "cpu", 4, PLENTY, 4.0)
+        speed = probe(own, "cpu", 4, PLENTY, 60.0)
         for method in ("mbs", "mbs_deferred", "mbs_in_outofcore"):
             told = predict(own, method, 4, PLENTY, speed)
             assert told.fits is fits and ("MBS refuses it" in told.reason) is not fits
+            assert (snippet(told) == "") is not fits

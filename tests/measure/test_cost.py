@@ -12,15 +12,15 @@ SIZES = [1, 8, 64, 200, 500]
 SECONDS = [0.01 * x + 0.1 + e for x, e in zip(SIZES, (3e-3, -1e-3, 2e-3, 4e-3, -2e-3), strict=True)]
 
 
-def test_the_time_model_is_the_least_squares_line():
-    model = TimeModel.fit(SIZES, [5.6607e-4 * x + 0.0140412 for x in SIZES])
-    assert (model.a, model.b) == pytest.approx((5.6607e-4, 0.0140412), rel=1e-9)
-    x, y = np.array(SIZES, float), np.array(SECONDS)  # by the normal equations of y = a x + b
-    rows = np.stack([x, np.ones(len(x))], axis=1)
-    a, b = np.linalg.solve(rows.T @ rows, rows.T @ y)
-    model = TimeModel.fit(SIZES, SECONDS)
-    assert (model.a, model.b) == pytest.approx((a, b), rel=1e-9)
-    assert model.seconds == tuple(SECONDS)
+def test_both_models_are_least_squares_lines():
+    peaks = [1000, 1900, 9100, 30000, 61000]
+    rows = np.stack([SIZES, np.ones(len(SIZES))], axis=1)  # by the normal equations of y = a x + b
+    (a, slope), (b, fixed) = np.linalg.solve(rows.T @ rows, rows.T @ np.array([SECONDS, peaks]).T)
+    time, memory = TimeModel.fit(SIZES, SECONDS), LinearMemoryModel.fit(SIZES, peaks)
+    assert (time.a, time.b) == pytest.approx((a, b), rel=1e-9) and time.seconds == tuple(SECONDS)
+    assert (memory.bytes_per_sample, memory.fixed_bytes) == pytest.approx((slope, fixed), rel=1e-9)
+    exact = LinearMemoryModel.fit(SIZES, [7 * 2**30 + 123_457 * x for x in SIZES])
+    assert (exact.fixed_bytes, exact.bytes_per_sample) == (7 * 2**30, 123_457)
 
 
 def test_equations_2_and_3():
@@ -37,15 +37,6 @@ def test_equations_2_and_3():
         for method in (model.epoch_time, model.pass_time):
             with pytest.raises(ValueError, match=f"batch_size is {size} and samples {samples}; gi"):
                 method(size, samples)
-
-
-def test_the_memory_model_is_the_least_squares_line():
-    model = LinearMemoryModel.fit(SIZES, [7 * 2**30 + 123_457 * x for x in SIZES])
-    assert (model.fixed_bytes, model.bytes_per_sample) == (7 * 2**30, 123_457)
-    peaks = [1000, 1900, 9100, 30000, 61000]
-    model = LinearMemoryModel.fit(SIZES, peaks)
-    a, p = np.polyfit(SIZES, peaks, 1)
-    assert (model.bytes_per_sample, model.fixed_bytes) == pytest.approx((a, p), rel=1e-9)
 
 
 def test_largest_batch_by_brute_force():

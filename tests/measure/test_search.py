@@ -23,12 +23,9 @@ def test_the_limit_is_found_from_wherever_it_starts(limit, growth, within):
         assert start.get("known") not in tried  # it costs nothing again
 
 
-@pytest.mark.parametrize("value", [0, -2, 10**30, np.int64(3), np.uint8(3)])
-def test_whole(value):
-    assert is_whole(value) and is_whole(value, int(value), int(value))
-    assert not is_whole(value, int(value) + 1) and not is_whole(value, None, int(value) - 1)
-
-
-@pytest.mark.parametrize("value", [True, 3.0, np.float64(3), "3", None, [3], torch.tensor(2.0)])
-def test_not_whole(value):
-    assert not is_whole(value)
+def test_whole_numbers():
+    for value in (0, -2, 10**30, np.int64(3), np.uint8(3)):
+        assert is_whole(value) and is_whole(value, int(value), int(value))
+        assert not is_whole(value, int(value) + 1) and not is_whole(value, None, int(value) - 1)
+    for value in (True, 3.0, np.float64(3), "3", None, [3], torch.tensor(2.0)):
+        assert not is_whole(value)
