@@ -43,7 +43,8 @@ class Workload:
     """A training step of any batch size; see `Workload.of`."""
 
     name: str  # for texts
-    model: nn.Module  # of which copies are made
+    model: nn.Module  # of which copies without content are made
+    make: Callable[[], nn.Module]  # returns the model anew, to be run
     samples: Callable[[int], tuple[Any, Any]]  # returns inputs and targets of a batch size
     loss_fn: Callable[..., Tensor]  # called with outputs and targets
     optimizer: Callable[..., torch.optim.Optimizer]  # makes the optimizer of some parameters
@@ -65,8 +66,8 @@ class Workload:
         """A workload from a model or its name.
 
         Args:
-            model: A model, or its name, as of `repro.models.build`, which is then built. It is
-                neither changed nor run: a copy without content is, and for probes a copy.
+            model: A model, or its name, as of `repro.models.build`. It is neither changed nor run:
+                a copy without content is, and for probes a copy.
             example: (inputs, targets) of one or more samples, samples first, as the model is called
                 and the loss takes them. Left out, images of `image` pixels with 3 channels, and a
                 class for each output; losses of several outputs, such as those of auxiliary
@@ -94,14 +95,14 @@ class Workload:
         if isinstance(model, str):
             from repro.models import build
 
-            name, normal, alone = model, torch.inference_mode(False), torch.random.fork_rng([])
+            name, make = model, partial(build, model, **dict(options or {}))
             try:
-                with torch.device("cpu"), normal, alone:
-                    model = build(name, **dict(options or {}))
+                with torch.inference_mode(False), torch.random.fork_rng([]):
+                    model = _without_weights(make)
             except (ValueError, TypeError, RuntimeError) as error:  # its texts say what there is
                 raise AdviceError(str(error).partition("\n")[0]) from error
         elif isinstance(model, nn.Module):
-            name = type(model).__name__
+            name, make = type(model).__name__, partial(copy.deepcopy, model)
         else:
             raise AdviceError(f"{model!r} is a {type(model).__name__}: give a model, or its name")
         if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
@@ -114,7 +115,7 @@ class Workload:
             blocks = repeated_blocks(model)
         elif not callable(blocks):
             blocks = (blocks,) if isinstance(blocks, str) else tuple(blocks)
-        return cls(name, model, samples, loss_fn, optimizer, blocks)
+        return cls(name, model, make, samples, loss_fn, optimizer, blocks)
 
     @cached_property
     def on_accelerator(self) -> "Workload":
@@ -173,7 +174,7 @@ class Workload:
         `device` is None in a context that makes tensors without content.
         """
         copied = _twin if device is None else copy.deepcopy
-        model = copied(self.model).train()
+        model = (_twin(self.model) if device is None else self.make()).train()
         if checkpointing:
             if callable(self.blocks):
                 self.blocks(model)
@@ -337,6 +338,16 @@ def _twin(module: nn.Module) -> nn.Module:
                 trained = isinstance(value, nn.Parameter)
                 memo[id(value)] = nn.Parameter(empty, value.requires_grad) if trained else empty
     return copy.deepcopy(module, memo)
+
+
+def _without_weights(make: Callable[[], nn.Module]) -> nn.Module:
+    """A named model without content, or whole where its constructor needs values, as RegNet's."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except NotImplementedError:
+        with torch.device("cpu"):
+            return make()
 
 
 def _images(
