@@ -150,7 +150,7 @@ class Reader:
                 "a mini-batch given as an iterator yields (inputs, targets) itself, and has no "
                 "weights; do not pass targets or weights beside it"
             )
-        return map(self._piece, inputs)
+        return (self._piece(item) for item in inputs)  # map would end at `split`'s StopIteration
 
     def _piece(self, item: Any) -> Piece:
         if not isinstance(item, tuple | list) or len(item) != 2:
@@ -177,7 +177,7 @@ def _check_all_samples(inputs: Any, targets: Any, parts: list[Any], count: int) 
 def _checked_weights(weights: Any) -> torch.Tensor:
     try:
         values = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise MicroBatchError(
             f"weights must be a list or 1-D tensor of numbers; got {type(weights).__name__}: "
             f"{error}"

@@ -169,7 +169,9 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
 
 def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     """A loss's function or class in torch, its options, and whether it has hooks."""
-    loss_fn = getattr(loss_fn, "_orig_mod", loss_fn)  # of torch.compile
+    if type(loss_fn).__name__ == "OptimizedModule":  # of torch.compile, with hooks of its own
+        kind, options, hooked = _read(loss_fn._orig_mod)
+        return kind, options, hooked or bool(loss_fn._forward_hooks or loss_fn._forward_pre_hooks)
     if isinstance(loss_fn, partial):
         return (None if loss_fn.args else loss_fn.func), dict(loss_fn.keywords), False
     if not isinstance(loss_fn, nn.Module):

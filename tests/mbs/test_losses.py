@@ -505,6 +505,10 @@ def test_a_mini_batch_of_a_form_of_its_own_needs_a_function_that_splits():
     split = partial(parts_of_graphs, VALUES)
     with pytest.raises(ValueError, match="nothing for shared"):
         MicroBatchStreamer(make_model(), F.mse_loss, 16, split=split, shared=["x"])
+    split = lambda batch, most: [batch] if batch[1] is not None else next(iter(()))  # noqa: E731
+    with pytest.raises(RuntimeError, match="StopIteration"):  # which ends no mini-batch
+        streamer = MicroBatchStreamer(make_model(), F.mse_loss, N, split=split)
+        streamer.backward(iter([(X, VALUES), (X, None)]))
 
 
 @pytest.mark.parametrize(
