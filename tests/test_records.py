@@ -115,7 +115,7 @@ class TestCorruptRecords:
          ("config", {"dataset": "flowers5"}), ("config", {"dataset": {}}), ("first_steps", {}),
          ("timings", {"epoch": 3}), ("timings", {"epoch": {}}), ("code", 3), ("seed", True),
          ("finished", "2026-01-01"), ("schema", 2), ("schema", "3"), ("status", "done"),
-         ("status", ["ok"]), ("mood", "good"), ("key", ...)],
+         ("status", ["ok"]), ("mood", "good"), ("key", ...), ("seed", 2**64)],
     )  # fmt: skip
     def test_a_field_of_another_type_or_meaning_is_named(self, store, record, field, value):
         # Whoever reads a record relies on these; the error must not come from there.

@@ -229,7 +229,8 @@ class ParameterServer:
             variances = (t for name, t in merged.items() if name.endswith("running_var"))
             if self.merge == "delta" and any(bool((t < 0).any()) for t in variances):
                 text = "merging by 'delta' makes variances of BatchNorm negative: evaluation "
-                warnings.warn(f"{text}gives NaN; choose another rule or norm", stacklevel=2)
+                # At the caller, beyond no_grad's frame.
+                warnings.warn(f"{text}gives NaN; choose another rule or norm", stacklevel=3)
             self.state, self.version = merged, commit.number + 1
         self._round = waiting
         del self.pulls[worker]

@@ -115,8 +115,10 @@ class TestMergeRules:
         server.pull(0), server.pull(1)
         smaller = {"0.running_var": torch.tensor([0.3, 1.0])}
         server.push(0, 0, smaller)
-        with pytest.warns(UserWarning, match=r"'delta' .* variances of BatchNorm negative"):
+        named = r"'delta' .* variances of BatchNorm negative"
+        with pytest.warns(UserWarning, match=named) as caught:
             server.push(1, 0, smaller)
+        assert caught[0].filename == __file__
 
     def test_a_state_that_is_trained_in_place(self):
         server = ParameterServer(make_state(), 1, merge="delta")
