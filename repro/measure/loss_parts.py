@@ -169,7 +169,7 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
 
 def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     """A loss's function or class in torch, its options, and whether it has hooks."""
-    loss_fn = getattr(loss_fn, "_orig_mod", loss_fn)  # of torch.compile
+    given, loss_fn = loss_fn, getattr(loss_fn, "_orig_mod", loss_fn)  # of torch.compile
     if isinstance(loss_fn, partial):
         return (None if loss_fn.args else loss_fn.func), dict(loss_fn.keywords), False
     if not isinstance(loss_fn, nn.Module):
@@ -178,7 +178,7 @@ def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     base = next((b for b in kind.__mro__ if b.__module__ == losses.__name__), kind)
     inherited = kind.forward is base.forward and kind.__call__ is base.__call__
     options = {n: v for n in _OPTIONS if (v := getattr(loss_fn, n, None)) is not None}
-    hooked = bool(loss_fn._forward_hooks or loss_fn._forward_pre_hooks)
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (given, loss_fn))
     return (base if inherited and "forward" not in vars(loss_fn) else None), options, hooked
 
 

@@ -23,6 +23,8 @@ def test_other_losses_are_not_known():
     assert known_loss(hooked).hooked
     compiled = torch.compile(nn.NLLLoss(), backend="eager")
     assert known_loss(compiled) == known_loss(nn.NLLLoss())
+    compiled.register_forward_pre_hook(lambda *_: None)
+    assert known_loss(compiled).hooked
     own = nn.MSELoss()
     own.forward = F.l1_loss
     for loss in (own, lambda o, t: o.sum(), partial(F.mse_loss, OUTPUTS), F.softmax,
