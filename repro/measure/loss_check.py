@@ -295,7 +295,11 @@ class LossCheck:
         reached: list[set[int]] = []
         for forward in (self._forward, self._outputs):  # the second with a graph
             with self._undone(), torch.enable_grad(), self._context():
-                loss = self._loss(map_leaves(_detached, forward(inputs)), targets)
+                outputs = map_leaves(_detached, forward(inputs))
+                others = [x for x in leaves_of(outputs) if not isinstance(x, Tensor)]
+                if any(holds_tensors(other, 3) for other in others):
+                    return False  # two passes refuse what cannot be detached
+                loss = self._loss(outputs, targets)
                 loss = loss + torch.zeros_like(loss).requires_grad_()  # which has a graph
                 found = torch.autograd.grad(loss, every, allow_unused=True)
                 reached.append({n for n, g in enumerate(found) if g is not None})

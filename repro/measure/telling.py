@@ -131,8 +131,10 @@ def _strided(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
         if isinstance(leaf, np.ndarray):
             if leaf.dtype.kind not in "biuf":
                 continue
-            # Torch takes no negative strides, nor the bytes of another machine.
-            leaf = torch.from_numpy(np.ascontiguousarray(leaf, leaf.dtype.newbyteorder("=")))
+            # Torch takes no negative strides or those of fields, nor the bytes of another machine.
+            if not leaf.dtype.isnative or any(s < 0 or s % leaf.itemsize for s in leaf.strides):
+                leaf = np.ascontiguousarray(leaf, leaf.dtype.newbyteorder("="))
+            leaf = torch.from_numpy(leaf)
         if leaf.layout is torch.strided and not leaf.is_complex():
             yield path, leaf if leaf.dtype in _COMPARED else leaf.float()
 

@@ -140,9 +140,9 @@ class OutOfCore:
         self.host_bytes = host_bytes or 0
         self.swap_folder = Path(folder) if folder is not None else None
         self._excluded = _all_of(torch.Tensor, exclude, "exclude")
-        models = _all_of(nn.Module, model, "model")
+        self._models = _all_of(nn.Module, model, "model")
         optimizers = _all_of(torch.optim.Optimizer, optimizer, "optimizer")
-        self._holders = [ref(holder) for holder in (*models, *optimizers)]
+        self._optimizers = [ref(one) for one in optimizers]
         self._statistics = Statistics()
         self._iterations = Iterations(None, self._statistics)
         self._stack: ExitStack | None = None
@@ -203,7 +203,7 @@ class OutOfCore:
         guard.install()
         try:
             with guard, ExitStack() as stack:
-                self._take_in(*(holder() for holder in self._holders))
+                self._take_in(*self._models, *(one() for one in self._optimizers))
                 stack.callback(watch(self))
                 stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
                 self._first_call = register_module_forward_pre_hook(self._called)

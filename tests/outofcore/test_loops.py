@@ -485,7 +485,9 @@ class TestMemoryOfOthers:
         torch.save(optimizer.state_dict(), file)
         file.seek(0)
         optimizer.load_state_dict(torch.load(file))
-        with pytest.warns(OutOfCoreWarning, match="torch.load"), OutOfCore(AMPLE, model=net):
+        block = OutOfCore(AMPLE, model=nn.ModuleList([net]))  # which nobody else holds
+        with pytest.warns(OutOfCoreWarning, match="torch.load"), block:
+            assert block.statistics.peak_bytes == sum(2 * p.nbytes for p in net.parameters())
             optimizer.step()
 
     @pytest.mark.parametrize("how", ["numpy", "dlpack", "to_dlpack", "bound", "storage", "address"])

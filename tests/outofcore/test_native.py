@@ -197,6 +197,13 @@ class TestSmall:
         with ChunkedMemory("posix", PAGE, 3 * PAGE, small_bytes=PAGE // 2) as made:
             yield made
 
+    def test_two_frees_are_told(self, memory):
+        first, _ = memory.malloc(100), memory.malloc(100)  # the first lies where its chunk begins
+        memory.free(first)
+        with pytest.raises(AllocatorError, match="it was freed before"):
+            memory.free(first)
+        assert memory.counters().live_blocks == 1
+
     def test_streams(self, memory):
         """They share no chunk; a piece comes back when all streams that used it have run."""
         one, other = memory.malloc(512, 7), memory.malloc(512, 8)

@@ -10,6 +10,7 @@ from torch import nn
 
 from repro.experiments.outofcore.building import training_step
 from repro.outofcore import OutOfCore, host, record, residency, simulation
+from simulated_device.checking import deferred
 from simulated_device.mutations import Omission, planted
 from simulated_device.timing import Costs, virtual_time
 
@@ -48,6 +49,12 @@ class TestClock:
             assert now() == near(IN_S + ONE_S)
             end.synchronize()
             assert begin.elapsed_time(end) / 1e3 == near(ONE_S)  # events measure by it
+
+    def test_deferred_work_has_no_time(self, sim):
+        with virtual_time(COSTS), pytest.raises(RuntimeError, match="virtual time"), deferred():
+            pass
+        with deferred(), pytest.raises(RuntimeError, match="virtual time"), virtual_time(COSTS):
+            pass
 
 
 def small(model: nn.Module, *size: int) -> Callable[[], None]:
