@@ -169,9 +169,11 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
 
 def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
     """A loss's function or class in torch, its options, and whether it has hooks."""
-    if type(loss_fn).__name__ == "OptimizedModule":  # of torch.compile, with hooks of its own
-        kind, options, hooked = _read(loss_fn._orig_mod)
-        return kind, options, hooked or bool(loss_fn._forward_hooks or loss_fn._forward_pre_hooks)
+    compiled: Any = loss_fn
+    if type(compiled).__name__ == "OptimizedModule":  # of torch.compile, with hooks of its own
+        *read, hooked = _read(compiled._orig_mod)
+        own = compiled._forward_hooks or compiled._forward_pre_hooks
+        return read[0], read[1], hooked or bool(own)
     if isinstance(loss_fn, partial):
         return (None if loss_fn.args else loss_fn.func), dict(loss_fn.keywords), False
     if not isinstance(loss_fn, nn.Module):
