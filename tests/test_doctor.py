@@ -14,7 +14,7 @@ from repro import paths
 from repro.experiments import doctor
 from repro.experiments.doctor import TESTS, SelfTest
 from repro.measure import accelerator
-from repro.outofcore.host import HostStore
+from repro.outofcore.host import IN, HostStore
 from repro.outofcore.native import ChunkedMemory
 
 
@@ -38,11 +38,12 @@ def test_each_self_test_passes_on_this_cpu(findings):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(TESTS)), ids=[test.text for test in TESTS])
 def test_each_self_test_finds_a_planted_fault(monkeypatch, number):
-    read, counters, tune = HostStore.read, ChunkedMemory.counters, repro.microconv.tune
+    copied, counters, tune = HostStore.copy, ChunkedMemory.counters, repro.microconv.tune
 
-    def corrupt(store, place, address):
-        store.view(place).add_(1)
-        read(store, place, address)
+    def corrupt(store, direction, place, address):
+        if direction == IN:
+            store.view(place).add_(1)
+        copied(store, direction, place, address)
 
     def wrong(model, *arguments, **options):
         report = tune(model, *arguments, **options)
@@ -55,7 +56,7 @@ def test_each_self_test_finds_a_planted_fault(monkeypatch, number):
         (repro.mbs, "MicroBatchStreamer", partial(streamer, normalization="paper")),
         (repro.dualbatch, "train_dual_batch", partial(workers, merge="delta")),
         (repro.adaptive, "DataParallel", clipped),
-        (HostStore, "read", corrupt),
+        (HostStore, "copy", corrupt),
         (ChunkedMemory, "counters", lambda m: replace(counters(m), peak_reserved_bytes=2**30)),
         (repro.microconv, "tune", wrong),
     )
