@@ -148,8 +148,9 @@ class Cell(nn.Module):
         states = [self.fit(x), self.fit_before(before)]  # 2 of (B, C, H, W)
         operations = iter(self.operations)
         for left, right in self.states:
-            # (B, C, ⌈H/stride⌉, ⌈W/stride⌉)
-            states.append(next(operations)(states[left]) + next(operations)(states[right]))
+            left_result = next(operations)(states[left])
+            right_result = next(operations)(states[right])
+            states.append(left_result + right_result)  # (B, C, ⌈H/stride⌉, ⌈W/stride⌉)
         return torch.cat([states[index] for index in self.returned], dim=1)
 
 
