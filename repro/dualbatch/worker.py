@@ -334,12 +334,12 @@ class Worker:
         """State for the worker's next share; `options` are the optimizer's initial ones."""
         left = None
         if self.recipe.optimizer_state == "kept":
-            left = optimizer.state_dict()["state"]
             if _options(optimizer) != options:
                 raise ValueError(
                     f"{type(optimizer).__name__} changes options or attributes as it steps, which "
                     "a share loses; keep them in its state, or give optimizer_state='restarted'"
                 )
+            left = optimizer.state_dict()["state"]
         loss_state = _buffers_of(self._loss_fn)
         if wrong := [n for n, t in self._loss_state.items() if loss_state[n].shape != t.shape]:
             raise ValueError(
@@ -355,7 +355,11 @@ def _options(optimizer: torch.optim.Optimizer) -> Parts:
     own = {k: v for k, v in vars(optimizer).items() if k not in ("state", "param_groups")}
     # Not such as "has warned", nor hooks, which may log.
     held = {k: v for k, v in own.items() if not isinstance(v, bool) and "hook" not in k}
-    return Seen("", (groups, held), tensors=False).parts
+    # What an optimizer within this one remembers is saved only by a method of the user's.
+    within = [o for v in held.values() for o in (v if isinstance(v, list | tuple) else [v])]
+    alone = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
+    states = [o.state for o in within if alone and isinstance(o, torch.optim.Optimizer)]
+    return Seen("", (groups, held, states), tensors=False).parts
 
 
 def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:

@@ -1,6 +1,7 @@
 """What becomes of a worker's momentum between its shares: kept, or begun from nothing."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -160,6 +161,36 @@ class Listing(torch.optim.SGD):
         self.steps[0] += 1
 
 
+class Clipping(torch.optim.Optimizer):
+    """Clips, and leaves the rest to optimizers of its own, whose state nobody sees."""
+
+    def __init__(self, parameters, lr):
+        self.inner = [torch.optim.Adagrad([p], lr) for p in parameters]
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self):
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1.0)
+        for optimizer in self.inner:
+            optimizer.step()
+
+
+class Passing(torch.optim.Optimizer):
+    """Leaves all to one optimizer of its own, whose state it gives and takes as its."""
+
+    def __init__(self, parameters, lr):
+        self.inner = torch.optim.SGD(parameters, lr, momentum=0.9)
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self):
+        self.inner.step()
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+
+
 class Knowing(torch.optim.SGD):
     """Has a number for each parameter, and tells of its steps."""
 
@@ -171,6 +202,11 @@ class Knowing(torch.optim.SGD):
 
 def test_what_an_optimizer_knows_of_parameters_and_tells_is_no_state():
     assert same(train(optimizer_fn=Knowing).state, train(optimizer_fn=torch.optim.SGD).state)
+
+
+def test_an_optimizer_within_another_that_passes_its_state_on():
+    plain = train(optimizer_fn=partial(torch.optim.SGD, momentum=0.9))
+    assert same(train(optimizer_fn=Passing).state, plain.state)
 
 
 MADE = {}  # looked up by a function that makes its optimizer once
@@ -197,7 +233,7 @@ def test_an_optimizer_that_does_not_train_the_worker_is_refused(name):
         train(optimizer_fn=optimizer_fn)
 
 
-@pytest.mark.parametrize("kind", [Estimating, Listing])
+@pytest.mark.parametrize("kind", [Estimating, Listing, Clipping])
 def test_options_that_an_optimizer_changes_are_refused_where_they_would_be_lost(kind):
     with pytest.raises(ValueError, match=rf"{kind.__name__} changes options or attributes as it"):
         train(optimizer_fn=kind)
