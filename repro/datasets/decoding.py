@@ -188,7 +188,7 @@ def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
 
 
 def in_colour(image: Image.Image) -> Image.Image:
-    """An opened image as RGB; of grey of 12 or 16 bits the upper 8, where Pillow clips to 255.
+    """An opened image as RGB; grey of 12 or 16 bits is scaled to 8, where Pillow clips to 255.
 
     ValueError: it holds grey of which no largest value is known.
     """
@@ -207,7 +207,10 @@ def in_colour(image: Image.Image) -> Image.Image:
 def _indices(mask: Image.Image) -> Image.Image:
     """A mask as class indices: a GIF is black and white, other files hold the index itself."""
     if mask.format == "GIF":
-        return mask.convert("L").point(lambda value: int(value > 127))
+        grey = np.asarray(mask.convert("L"))
+        if not np.isin(grey, (0, 255)).all():
+            raise ValueError("a GIF's mask is black and white, this has other colours: give PNG")
+        return Image.fromarray(grey // 255)
     if mask.format == "JPEG":
         raise ValueError("a JPEG's values are not exact, and a mask's are class indices: give PNG")
     if mask.mode not in ("1", "L", "P"):

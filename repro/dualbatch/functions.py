@@ -199,9 +199,10 @@ def _code_of(value: Any) -> str:
         if not _installed(kind)
         for name, method in sorted(vars(kind).items())
     }
-    # torch wraps `step` of an optimizer's class when the first optimizer is made.
-    found = {n: inspect.unwrap(m) for n, m in methods.items() if isinstance(m, types.FunctionType)}
-    return "\n".join(f"{name} {_text(method.__code__)}" for name, method in found.items())
+    functions = {n: m for n, m in methods.items() if isinstance(m, types.FunctionType)}
+    # When the first optimizer is made, torch wraps its class's `step`, an inherited one as well.
+    own = {n: m for n, m in functions.items() if m.__qualname__ == n or not hasattr(m, "hooked")}
+    return "\n".join(f"{n} {_text(inspect.unwrap(m).__code__)}" for n, m in own.items())
 
 
 def _text(code: types.CodeType) -> str:

@@ -10,7 +10,7 @@ The core has no clock, no threads and no network: an engine decides when a worke
 import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -140,7 +140,7 @@ class ParameterServer:
         self.pulls: dict[int, Pull] = {}  # by worker, the unfinished share
         self.optimizers: dict[int, dict[int, dict[str, Any]]] = {}  # by worker
         # By worker, held back by BSP's barrier.
-        self._round: dict[int, tuple[dict[str, Tensor], Commit]] = {}
+        self._round: dict[int, tuple[State, Commit]] = {}
 
     def may_start(self, worker: int) -> bool:
         """Whether a worker may start its next share now."""
@@ -211,19 +211,12 @@ class ParameterServer:
             raise diverged(f"the loss is {commit.loss}")
         if (name := not_finite(state)) is not None:
             raise diverged(f"{name!r} is not finite")
-        ready, waiting = [(state, pull.state, commit.factor)], self._round
-        if self.sync == "bsp":
+        waiting, merged = self._round | {worker: (state, commit)}, None
+        if self.sync == "bsp" and len(waiting) < self.workers:
             kept = {n: state[n].to(tensor.device, copy=True) for n, tensor in self.state.items()}
-            ready, waiting = [], self._round | {worker: (kept, commit)}
-            if len(waiting) == self.workers:  # all started from the current state
-                order, total = list(waiting), 1.0
-                if self.merge == "average":  # in a fixed order, since sums depend on it
-                    total = sum(held.factor for _, held in waiting.values())
-                    order.sort()
-                ready = [(waiting[w][0], self.state, waiting[w][1].factor / total) for w in order]
-                waiting = {}
-        if ready:
-            merged = self._merged(ready)
+            waiting[worker] = kept, commit
+        else:  # of a round of BSP all have pulled the same state
+            merged, waiting = self._merged(list(waiting.values()), pull.state), {}
             if (name := not_finite(merged)) is not None:
                 raise diverged(f"merging makes {name!r} overflow")
             variances = (t for name, t in merged.items() if name.endswith("running_var"))
@@ -231,7 +224,9 @@ class ParameterServer:
                 text = "merging by 'delta' makes variances of BatchNorm negative: evaluation "
                 # At the caller, beyond no_grad's frame.
                 warnings.warn(f"{text}gives NaN; choose another rule or norm", stacklevel=3)
-            self.state, self.version = merged, commit.number + 1
+        # From here on nothing fails.
+        if merged is not None:
+            self.state, self.version = merged, number + 1
         self._round = waiting
         del self.pulls[worker]
         if optimizer is not None:
@@ -240,19 +235,24 @@ class ParameterServer:
         self.iterations[worker] += 1
         return commit
 
-    def _merged(self, commits: Sequence[tuple[State, State, float]]) -> dict[str, Tensor]:
-        """The server's tensors with commits, each a pushed and a pulled state and a factor."""
+    def _merged(self, pushed: list[tuple[State, Commit]], pulled: State) -> dict[str, Tensor]:
+        """The server's tensors with pushed states, all trained from the pulled one."""
+        averaged = self.merge == "average"
+        total = sum(commit.factor for _, commit in pushed) if averaged else 1.0
+        if averaged:  # in a fixed order, since sums depend on it
+            pushed.sort(key=lambda one: one[1].worker)
         merged = {}
         for name, tensor in self.state.items():
-            average = self.merge == "average" and tensor.is_floating_point()
-            if average and all(torch.equal(pushed[name], tensor) for pushed, _, _ in commits):
-                merged[name] = tensor  # frozen: its average would drift by rounding
-                continue
             w = tensor
-            if average:  # half precision would round, and drift, with each worker's part
+            if averaged and w.is_floating_point():
+                if all(torch.equal(state[name], w) for state, _ in pushed):
+                    merged[name] = w  # frozen: its average would drift by rounding
+                    continue
+                # Half precision would round, and drift, with each worker's part.
                 w = torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32))
-            for pushed, pulled, f in commits:
-                w = merge_tensor(self.merge, w, pushed[name].to(w.device), pulled[name], f)
+            for state, commit in pushed:
+                one, f = state[name].to(w.device), commit.factor / total
+                w = merge_tensor(self.merge, w, one, pulled[name], f)
             merged[name] = w.to(tensor.dtype)
         return merged
 

@@ -59,6 +59,7 @@ MASK = "camvid/test/masks/1.png"
         *((mask_files("camvid") | {MASK: encode(np.full(shape, value, np.uint8))}, "mask")
           for shape, value in (((12, 16), 12), ((5, 5), 0), ((12, 16, 3), 0))),
         (mask_files("camvid") | {MASK: encode(np.zeros((12, 16), np.uint8), "JPEG")}, "not exact"),
+        (mask_files("camvid") | {MASK: encode(np.ones((12, 16), np.uint8), "GIF")}, "black and w"),
     ],
 )  # fmt: skip
 def test_faulty_sets(tmp_path, files, message):
