@@ -5,6 +5,7 @@ Tables 1, 7, 9.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ class SubStage:
     """A part of every stage; None leaves what the images, the model or the training have."""
 
     resolution: int | None = None  # (short) side of the images, in pixels
-    dropout: float | None = None  # rate for all dropout layers of the model
+    dropout: float | None = None  # for all dropout layers, not within attention or nn.LSTM
     plan: DualBatchPlan | None = None  # batch sizes and shares at this resolution
 
 
@@ -46,23 +47,13 @@ class EpochSetting:
     dropout: float | None
     plan: DualBatchPlan | None
 
-    @property
-    def small_batch(self) -> int | None:
-        """B_S; None without a plan or without small-batch workers."""
-        return self.plan.small_batch if self.plan else None
-
-    @property
-    def large_batch(self) -> int | None:
-        """B_L; None without a plan or without large-batch workers."""
-        return self.plan.large_batch if self.plan and self.plan.n_large else None
-
 
 class CyclicProgressiveSchedule(Sequence[EpochSetting]):
     """The setting of every epoch: stages of learning rates, each with all sub-stages in turn.
 
-    A stage's epochs are divided evenly; the later sub-stages get the rest. A single sub-stage gives
-    the ordinary schedule of dual-batch learning. Workers look up settings by the global progress of
-    the training, never by their own count of epochs.
+    Of a stage's epochs, sub-stage i of m ends after the share i / m, rounded down. A single
+    sub-stage gives the ordinary schedule of dual-batch learning. Workers look up settings by the
+    global progress of the training, never by their own count of epochs.
 
     Args:
         stages: At least one, each with at least one epoch for every sub-stage.
@@ -98,16 +89,14 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
         self.warmup_epochs = whole("warmup_epochs", warmup_epochs, 0, self.stages[0].epochs)
         self._settings: list[EpochSetting] = []
         for number, stage in enumerate(self.stages, 1):
-            for part, sub in enumerate(self.sub_stages, 1):
-                # Sub-stage i of m ends after the share i / m of its stage's epochs.
-                first, end = stage.epochs * (part - 1) // parts, stage.epochs * part // parts
-                for _ in range(end - first):
-                    epoch = len(self._settings) + 1
-                    lr = stage.lr
-                    if epoch <= self.warmup_epochs:
-                        lr *= WARMUP_START + (1 - WARMUP_START) * ((epoch - 1) / self.warmup_epochs)
-                    setting = (epoch, number, part, lr, sub.resolution, sub.dropout, sub.plan)
-                    self._settings.append(EpochSetting(*setting))
+            ends = [stage.epochs * part // parts for part in range(1, parts + 1)]
+            for done in range(stage.epochs):
+                part, epoch, lr = bisect_right(ends, done), len(self._settings) + 1, stage.lr
+                if epoch <= self.warmup_epochs:
+                    lr *= WARMUP_START + (1 - WARMUP_START) * ((epoch - 1) / self.warmup_epochs)
+                sub = self.sub_stages[part]
+                setting = (epoch, number, part + 1, lr, sub.resolution, sub.dropout, sub.plan)
+                self._settings.append(EpochSetting(*setting))
 
     def __len__(self) -> int:
         """Number of epochs."""

@@ -80,18 +80,29 @@ def test_the_weights_are_those_of_a_loop_by_hand(optimizer_fn, kept):
     assert not same(result.state, by_hand(result, data.shares, optimizer_fn, not kept))
 
 
-class Own(torch.optim.SGD):
-    """Of a user's class, whose step torch wraps."""
+class Wrapping(torch.optim.Optimizer):
+    """Leaves all to an optimizer within, whose state nobody sees."""
 
     def __init__(self, parameters, lr):
-        super().__init__(parameters, lr, momentum=0.9)
+        self.inner = [momentum(parameters, lr)]
+        super().__init__(parameters, {"lr": lr})
 
     def step(self):
-        super().step()
+        self.inner[0].step()
+
+
+class Passing(Wrapping):
+    """Gives and takes the state of the one within; torch wraps the `step` that it inherits."""
+
+    def state_dict(self):
+        return self.inner[0].state_dict()
+
+    def load_state_dict(self, state):
+        self.inner[0].load_state_dict(state)
 
 
 @pytest.mark.parametrize(
-    ("options", "optimizer_fn"), list(zip(SYNCS, [None, adam, Own], strict=True))
+    ("options", "optimizer_fn"), list(zip(SYNCS, [None, adam, Passing], strict=True))
 )
 def test_a_checkpoint_goes_on_with_it(options, optimizer_fn, tmp_path):
     options = options | {"optimizer_fn": optimizer_fn, "plan": PLAN}
@@ -158,27 +169,6 @@ class Listing(torch.optim.SGD):
     def step(self):
         super().step()
         self.steps[0] += 1
-
-
-class Wrapping(torch.optim.Optimizer):
-    """Leaves all to an optimizer within, whose state nobody sees."""
-
-    def __init__(self, parameters, lr):
-        self.inner = [momentum(parameters, lr)]
-        super().__init__(parameters, {"lr": lr})
-
-    def step(self):
-        self.inner[0].step()
-
-
-class Passing(Wrapping):
-    """Gives and takes the state of the one within."""
-
-    def state_dict(self):
-        return self.inner[0].state_dict()
-
-    def load_state_dict(self, state):
-        self.inner[0].load_state_dict(state)
 
 
 class Knowing(torch.optim.SGD):

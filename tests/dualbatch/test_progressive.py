@@ -43,7 +43,15 @@ class TestPapersTables:
             row = (stage + 1, sub + 1, pairs[stage][1], resolution, dropout, large, small)
             expected += [row] * (end - start)
         found = [
-            (s.stage, s.sub_stage, s.lr, s.resolution, s.dropout, s.large_batch, s.small_batch)
+            (
+                s.stage,
+                s.sub_stage,
+                s.lr,
+                s.resolution,
+                s.dropout,
+                s.plan.large_batch,
+                s.plan.small_batch,
+            )
             for s in schedule
         ]
         assert found == expected
@@ -58,7 +66,6 @@ class TestPapersTables:
         assert rates[5:80] == [0.1] * 75
         assert rates[80:120] == [0.02] * 40 and rates[120:] == [0.004] * 20
         assert (schedule[0].resolution, schedule[0].dropout, schedule[0].plan) == (None,) * 3
-        assert (schedule[0].small_batch, schedule[0].large_batch) == (None, None)
 
 
 class TestDivision:

@@ -234,7 +234,6 @@ class TestFailures:
             given = {"loss_fn": loss_fn, "on_epoch": lambda entry: scale.__setitem__(0, 2.0)}
             train(make_plan(1, 1), engine="ray", **given)
 
-    @pytest.mark.slow
     def test_a_worker_that_dies_too_often(self, started, monkeypatch):
         monkeypatch.setattr(cluster, "RESTARTS", 0)
         options = {"data": lambda share: os.kill(os.getpid(), signal.SIGKILL)}
@@ -370,7 +369,6 @@ class TestRuns:
                 ray.kill(holder)
 
 
-@pytest.mark.slow
 def test_a_cluster_that_dies_as_a_whole(tmp_path):
     home = tmp_path / "home"
     home.touch()  # a home folder in which nobody can write, not even root
