@@ -245,8 +245,7 @@ class Ahead:
         iterator = iter(self._loader)
 
         def make() -> Batch | None:
-            batch = next(iterator, None)
-            if batch is None:
+            if (batch := next(iterator, None)) is None:
                 return None
             inputs, targets = (accelerator.pinned(tensor, self._device) for tensor in batch)
             return inputs, targets

@@ -228,14 +228,12 @@ def _carvana(name: str, root: Path) -> Source | None:
             raise CorruptDatasetError(f"{folder} holds fewer than {CARVANA_TEST_EVERY} cars")
         return MASK_CLASSES[name], items
 
-    def hashed() -> list[Path]:
-        return [file for part in parts for file in _files(folder / part)]
-
+    hashed = functools.partial(_files, *(folder / part for part in parts))
     return Source(name, "Kaggle folders train, train_masks", folder, everything, hashed)
 
 
-def _files(folder: Path) -> list[Path]:
-    return [file for file in folder.rglob("*") if file.is_file()]
+def _files(*folders: Path) -> list[Path]:
+    return [file for folder in folders for file in folder.rglob("*") if file.is_file()]
 
 
 _TORCHVISION = {

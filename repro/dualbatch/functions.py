@@ -44,9 +44,8 @@ def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
     def same(path: str) -> bool:
         one, other = before[path], now.get(path, "")
-        if path.endswith(".code") and other and one.split()[0] != other.split()[0]:
-            return True
-        return one == other
+        of_two_pythons = path.endswith(".code") and other and one.split()[0] != other.split()[0]
+        return bool(of_two_pythons) or one == other
 
     grown = [path for path in now if path not in before and "[" not in path]
     return [path for path in before if not same(path)] + grown

@@ -211,12 +211,13 @@ class ParameterServer:
             raise diverged(f"the loss is {commit.loss}")
         if (name := not_finite(state)) is not None:
             raise diverged(f"{name!r} is not finite")
-        waiting, merged = self._round | {worker: (state, commit)}, None
+        waiting, merged, version = self._round | {worker: (state, commit)}, self.state, self.version
         if self.sync == "bsp" and len(waiting) < self.workers:
             kept = {n: state[n].to(tensor.device, copy=True) for n, tensor in self.state.items()}
             waiting[worker] = kept, commit
         else:  # of a round of BSP all have pulled the same state
-            merged, waiting = self._merged(list(waiting.values()), pull.state), {}
+            merged, version = self._merged(list(waiting.values()), pull.state), number + 1
+            waiting = {}
             if (name := not_finite(merged)) is not None:
                 raise diverged(f"merging makes {name!r} overflow")
             variances = (t for name, t in merged.items() if name.endswith("running_var"))
@@ -224,10 +225,8 @@ class ParameterServer:
                 text = "merging by 'delta' makes variances of BatchNorm negative: evaluation "
                 # At the caller, beyond no_grad's frame.
                 warnings.warn(f"{text}gives NaN; choose another rule or norm", stacklevel=3)
-        # From here on nothing fails.
-        if merged is not None:
-            self.state, self.version = merged, number + 1
-        self._round = waiting
+        # Nothing has changed so far, and nothing fails from here on.
+        self.state, self.version, self._round = merged, version, waiting
         del self.pulls[worker]
         if optimizer is not None:
             self.optimizers[worker] = optimizer

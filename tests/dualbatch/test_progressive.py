@@ -36,24 +36,14 @@ class TestPapersTables:
         samples, pairs = training
         sub_stages = [SubStage(r, p, plan(ratio, b, samples)) for r, p, ratio, b, _ in subs]
         schedule = CyclicProgressiveSchedule([Stage(*pair) for pair in pairs], sub_stages)
+        assert [sub.plan.small_batch for sub in sub_stages] == [row[-1] for row in subs]
         expected = []
         for part, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             stage, sub = divmod(part, len(subs))
-            resolution, dropout, _, large, small = subs[sub]
-            row = (stage + 1, sub + 1, pairs[stage][1], resolution, dropout, large, small)
+            of = sub_stages[sub]
+            row = (stage + 1, sub + 1, pairs[stage][1], of.resolution, of.dropout, of.plan)
             expected += [row] * (end - start)
-        found = [
-            (
-                s.stage,
-                s.sub_stage,
-                s.lr,
-                s.resolution,
-                s.dropout,
-                s.plan.large_batch,
-                s.plan.small_batch,
-            )
-            for s in schedule
-        ]
+        found = [(s.stage, s.sub_stage, s.lr, s.resolution, s.dropout, s.plan) for s in schedule]
         assert found == expected
         assert [s.epoch for s in schedule] == list(range(1, ends[-1] + 1))
 
