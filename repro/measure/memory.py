@@ -94,8 +94,9 @@ class _StorageFollower(TorchDispatchMode):
         self._alive: dict[int, weakref.finalize] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = tensors_in((args, kwargs))
-        for tensor in given:
+        given = []
+        for tensor in tensors_in((args, kwargs)):
+            given += _storages(tensor)  # now: a sparse tensor may get other parts in place
             if isinstance(tensor, nn.Parameter):
                 self.follow(tensor)
         keep_conjugates(args)
@@ -103,22 +104,21 @@ class _StorageFollower(TorchDispatchMode):
         returned = tensors_in(result)
         try:
             for tensor in returned:
-                self.follow(tensor, unless_of=given)
+                self.follow(tensor, given)
         except BudgetExceededError as error:
             # The traceback keeps its frames, and so the refused allocation: free it.
             del result, returned, tensor
             raise error.with_traceback(None) from None
         return result
 
-    def follow(self, tensor: torch.Tensor, unless_of: Sequence[torch.Tensor] = ()) -> None:
-        """Count the storages of `tensor` until they are freed, unless they are `unless_of`'s."""
+    def follow(self, tensor: torch.Tensor, given: Sequence[torch.UntypedStorage] = ()) -> None:
+        """Count the storages of `tensor` until they are freed, except those that were `given`."""
         if tensor.device.type != "cpu":
             return
         for storage in _storages(tensor):
             # The Python wrapper of a storage lives as long as the storage itself, views included.
             key = storage._cdata
-            given = (key == other._cdata for one in unless_of for other in _storages(one))
-            if key in self._alive or any(given):
+            if key in self._alive or any(key == other._cdata for other in given):
                 continue
             size = storage.nbytes()
             self._alive[key] = weakref.finalize(storage, self._forget, key, size)

@@ -67,6 +67,8 @@ def test_the_parts_of_sparse_tensors_count():
     with MemoryMeter() as meter:
         made = [outside.detach(), outside * 2]  # a share of the host's, and its own
         assert meter.live_bytes == 64 * (2 * 8 + 4)
+        made[1].add_(outside)  # it gets other parts, twice as long
+        assert meter.live_bytes == 128 * (2 * 8 + 4)
         made.clear()
         assert meter.live_bytes == 0
 
