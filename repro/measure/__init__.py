@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from repro.measure.accelerator import synchronize
     from repro.measure.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
     from repro.measure.cost import Probe, TimeModel, probe
     from repro.measure.files import NotAFileError, replacing
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
         memory_state,
     )
     from repro.measure.search import largest_batch
-    from repro.measure.timing import Timing, describe_device, synchronize, time_interleaved
+    from repro.measure.timing import Timing, describe_device, time_interleaved
 
-_MODULES = ("files", "search", "timing", "checkpoint", "memory", "cost")  # the lightest first
+# The lightest first.
+_MODULES = ("files", "search", "accelerator", "timing", "checkpoint", "memory", "cost")
 
 __all__ = [
     "BudgetExceededError", "CheckpointError", "LinearMemoryModel", "MemoryBudget",

@@ -9,11 +9,9 @@ import torch
 from repro.measure.allocations import keep_freed_memory
 from repro.measure.host import cores
 
-Config = Mapping[str, Any]
-
 
 @contextmanager
-def machine(config: Config, device: str) -> Iterator[None]:
+def machine(config: Mapping[str, Any], device: str) -> Iterator[None]:
     """Use a configuration's number of threads, and keep freed memory on a CPU."""
     before = torch.get_num_threads()
     if device == "cpu":

@@ -54,6 +54,23 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for part in value for tensor in tensors_in(part)]
 
 
+def components(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the parts of a sparse or nested tensor; none for any other tensor."""
+    match tensor.layout:
+        case torch.sparse_coo:
+            return [tensor._indices(), tensor._values()]
+        case torch.sparse_csr | torch.sparse_bsr:
+            return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        case torch.sparse_csc | torch.sparse_bsc:
+            return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor.values()] if tensor.is_nested and tensor.layout is torch.strided else []
+
+
+def _storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    parts = components(tensor) or [tensor]
+    return [part.untyped_storage() for part in parts if part.layout == torch.strided]
+
+
 def keep_conjugates(args: Sequence[Any]) -> None:
     """Let an operation that a dispatch mode is about to call conjugate complex numbers itself.
 
@@ -77,8 +94,9 @@ class _StorageFollower(TorchDispatchMode):
         self._alive: dict[int, weakref.finalize] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = tensors_in((args, kwargs))
-        for tensor in given:
+        given = []
+        for tensor in tensors_in((args, kwargs)):
+            given += _storages(tensor)  # now: a sparse tensor may get other parts in place
             if isinstance(tensor, nn.Parameter):
                 self.follow(tensor)
         keep_conjugates(args)
@@ -86,27 +104,26 @@ class _StorageFollower(TorchDispatchMode):
         returned = tensors_in(result)
         try:
             for tensor in returned:
-                self.follow(tensor, unless_of=given)
-        except BudgetExceededError:
-            # The traceback keeps this frame, and so the refused allocation: free it.
+                self.follow(tensor, given)
+        except BudgetExceededError as error:
+            # The traceback keeps its frames, and so the refused allocation: free it.
             del result, returned, tensor
-            raise
+            raise error.with_traceback(None) from None
         return result
 
-    def follow(self, tensor: torch.Tensor, unless_of: Sequence[torch.Tensor] = ()) -> None:
-        """Count the storage of `tensor` until it is freed, unless it is that of `unless_of`."""
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    def follow(self, tensor: torch.Tensor, given: Sequence[torch.UntypedStorage] = ()) -> None:
+        """Count the storages of `tensor` until they are freed, except those that were `given`."""
+        if tensor.device.type != "cpu":
             return
-        storage = tensor.untyped_storage()
-        # The Python wrapper of a storage lives as long as the storage itself, views included.
-        key = storage._cdata
-        views = (o.untyped_storage()._cdata == key for o in unless_of if o.layout == torch.strided)
-        if key in self._alive or any(views):
-            return
-        size = storage.nbytes()
-        self._alive[key] = weakref.finalize(storage, self._forget, key, size)
-        self.live_bytes += size
-        self._on_growth(self.live_bytes, size)
+        for storage in _storages(tensor):
+            # The Python wrapper of a storage lives as long as the storage itself, views included.
+            key = storage._cdata
+            if key in self._alive or any(key == other._cdata for other in given):
+                continue
+            size = storage.nbytes()
+            self._alive[key] = weakref.finalize(storage, self._forget, key, size)
+            self.live_bytes += size
+            self._on_growth(self.live_bytes, size)
 
     def _forget(self, key: int, size: int) -> None:
         if self._alive.pop(key, None) is not None:
@@ -128,7 +145,8 @@ class MemoryMeter:
     so that it holds only memory that was needed. On a CPU a dispatch mode follows the live
     storages: those allocated inside, those of `resident`, and parameters that an operation inside
     touches. Other tensors that exist before count as host memory, such as a mini-batch that waits
-    to be streamed. A kernel's own allocations are not seen on a CPU.
+    to be streamed. Not seen on a CPU: a kernel's own allocations, later sizes of a storage, and,
+    until they are touched as parameters, results of `torch.tensor`, `torch.load`, `copy.deepcopy`.
 
     `start_bytes` are the live bytes on entry (on a CPU, those of `resident`).
     """

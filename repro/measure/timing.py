@@ -14,10 +14,7 @@ from typing import Any
 import torch
 
 from repro.measure import accelerator
-from repro.measure.accelerator import synchronize
 from repro.measure.host import cores
-
-__all__ = ["Timing", "describe_device", "synchronize", "time_interleaved"]
 
 # Seconds of work queued before a call to leave its launches out: at first, and at most.
 _AHEAD_S = 1e-3
@@ -30,7 +27,6 @@ class Timing:
 
     samples_s: tuple[float, ...]
     warmup: int  # unrecorded calls before
-    host_s: tuple[float, ...] = ()  # to launch each call; empty on a CPU
 
     @property
     def median_s(self) -> float:
@@ -65,7 +61,7 @@ def time_interleaved(
         )
     device = torch.device(device)
     queues = accelerator.is_accelerator(device)
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
+    samples: dict[str, list[float]] = {name: [] for name in functions}
     ahead_s = dict.fromkeys(functions, _AHEAD_S if queued else 0.0)
     for round_number in range(warmup + repeats):
         names = list(functions)
@@ -75,22 +71,19 @@ def time_interleaved(
             else:
                 start = time.perf_counter()
                 functions[name]()
-                sample = time.perf_counter() - start, 0.0
+                sample = time.perf_counter() - start
             if round_number >= warmup:
                 samples[name].append(sample)
-    return {
-        name: Timing(tuple(s for s, _ in pairs), warmup, tuple(h for _, h in pairs if queues))
-        for name, pairs in samples.items()
-    }
+    return {name: Timing(tuple(own), warmup) for name, own in samples.items()}
 
 
 def _time_on(
     device: torch.device, function: Callable[[], Any], ahead_s: float
-) -> tuple[tuple[float, float], float]:
+) -> tuple[float, float]:
     """Time a call on an accelerator behind `ahead_s` seconds of work, or more if that is too few.
 
-    Returns seconds of the device and of the host, and the seconds of work to queue before the next
-    call: 0 if no amount suffices.
+    Returns the seconds of the call, and the seconds of work to queue before the next call: 0 if no
+    amount suffices.
     """
     with accelerator.on(device):
         while True:
@@ -100,14 +93,12 @@ def _time_on(
             if ahead_s:
                 _occupy(device, ahead_s)
             first.record(stream)
-            start = time.perf_counter()
             function()
-            host_s = time.perf_counter() - start
             last.record(stream)
             in_time = not first.query()
             last.synchronize()
             if in_time or not ahead_s:
-                return (first.elapsed_time(last) / 1e3, host_s), ahead_s
+                return first.elapsed_time(last) / 1e3, ahead_s
             ahead_s = 2 * ahead_s if ahead_s < _MOST_AHEAD_S else 0.0
 
 

@@ -85,29 +85,32 @@ class TunedKernel:
         return max((backends.given_bytes(n, self.kernel, size) for size, n in parts), default=0)
 
     def parts(self, batch: int) -> Parts | None:
-        """The parts for a batch size, None if it is left to torch.
-
-        A size other than the tuned one, such as the last of an epoch, is divided from the same
-        measurements; if their micro-batch sizes cannot sum to it, the algorithm of the largest part
-        runs it where the workspace is large enough, else torch.
-        """
+        """The parts for a batch size, None if it is left to torch."""
         if self.division is None:
             return None
         if batch == self.batch:
             return self.division.parts
         if batch not in self._others:
-            name = self.division.parts[0][1]
-            one = batch < self.batch and self._fits(batch, name)
-            self._others[batch] = [(batch, name)] if one else None
-            with suppress(ValueError):
-                fitting = {
-                    size: [way for way in ways if self._fits(size, way.algorithm)]
-                    for size, ways in self.candidates.items()
-                }
-                front = pareto_front(batch, fitting)
-                within = [one for one in front if one.workspace_bytes <= self.limit_bytes]
-                self._others[batch] = (within or front[:1])[-1].parts  # else the least of all
+            self._others[batch] = self._parts_of_other(batch, self.division.parts[0][1])
         return self._others[batch]
+
+    def _parts_of_other(self, batch: int, largest: str) -> Parts | None:
+        """Divide a size other than the tuned one, such as the last of an epoch.
+
+        By the same measurements; if their micro-batch sizes cannot sum to it, the algorithm of the
+        `largest` part runs it where the workspace is large enough, else torch.
+        """
+        fitting = {
+            size: [way for way in ways if self._fits(size, way.algorithm)]
+            for size, ways in self.candidates.items()
+        }
+        try:
+            front = pareto_front(batch, fitting)
+        except ValueError:
+            fits = batch < self.batch and self._fits(batch, largest)
+            return [(batch, largest)] if fits else None
+        within = [one for one in front if one.workspace_bytes <= self.limit_bytes]
+        return (within or front[:1])[-1].parts  # else the least of all
 
     def _fits(self, size: int, algorithm: str) -> bool:
         if algorithm == backends.NATIVE:

@@ -217,16 +217,15 @@ class Tuner:
 
         Kernels that the limit requires stay.
         """
+        required = [[e if e.needed else _untied(e) for e in entries] for entries in layers]
+        undivided = [[_untied(e) for e in entries] for entries in layers]
 
-        def form(kept: Collection[int] | None) -> list[list[KernelReport]]:
-            """The `kept` layers tuned, and required ones; None for none at all."""
-            return [
-                [e if kept is not None and (n in kept or e.needed) else _untied(e) for e in entries]
-                for n, entries in enumerate(layers)
-            ]
+        def form(kept: Collection[int]) -> list[list[KernelReport]]:
+            """The layers of these numbers tuned; of the others, what the limit requires."""
+            return [layers[n] if n in kept else least for n, least in enumerate(required)]
 
-        def trial(kept: Collection[int], base: Collection[int] | None = ()) -> Trial:
-            forms = form(kept), form(base)
+        def trial(kept: Collection[int], base: list[list[KernelReport]]) -> Trial:
+            forms = form(kept), base
             first, second = (partial(_install, model, self._make(calls, one)) for one in forms)
             told = [f"{e.layer} {e.kernel} {e.division}" for one in forms for es in one for e in es]
             text = sha256(json.dumps([repr(model), told]).encode()).hexdigest()
@@ -235,29 +234,29 @@ class Tuner:
             finally:
                 untune(model)
 
+        trials: list[Trial] = []
+
         def paying(group: list[int]) -> list[int]:
             """The group, if it makes the model faster, else the halves of it that do."""
             if not group or len(trials) == _MOST_TRIALS:
                 return []
-            trials.append(trial(group))
+            trials.append(trial(group, required))
             if trials[-1].pays:
                 return group
             half = (len(group) + 1) // 2
-            return [] if half == len(group) else [*paying(group[:half]), *paying(group[half:])]
+            return [*paying(group[:half]), *paying(group[half:])] if len(group) > 1 else []
 
-        trials: list[Trial] = []
-        gains = {
-            number: math.fsum(e.native_s - e.time_s for e in entries if not e.needed)
-            for number, entries in enumerate(layers)
-            if any(entry.division and not entry.needed for entry in entries)
-        }
-        order = sorted(gains, key=lambda number: -gains[number])
+        def gain(number: int) -> float:
+            return math.fsum(e.native_s - e.time_s for e in layers[number] if not e.needed)
+
+        optional = [n for n, least in enumerate(required) if layers[n] != least]
+        order = sorted(optional, key=gain, reverse=True)
         kept = paying(order)
-        if kept and kept != order and not trial(kept).pays:
+        if kept and kept != order and not trial(kept, required).pays:
             kept = []
         self.report.untied = [calls[number].name for number in order if number not in kept]
-        if any(entry.division for entries in form(kept) for entry in entries):
-            self.report.model = trial(kept, None)
+        if form(kept) != undivided:
+            self.report.model = trial(kept, undivided)
         return form(kept)
 
     def _make(self, calls: Sequence[Call], layers: Sequence[Sequence[KernelReport]]) -> Layers:

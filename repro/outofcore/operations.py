@@ -15,8 +15,8 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from repro.measure.memory import tensors_in
-from repro.outofcore.recording import components, signature
+from repro.measure.memory import components, tensors_in
+from repro.outofcore.recording import signature
 
 
 def _dispatch(self: "Operations", func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

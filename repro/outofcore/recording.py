@@ -121,18 +121,6 @@ def _signature(operation: OpOverload) -> Signature:
     )
 
 
-def components(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the parts of a sparse or nested tensor; none for any other tensor."""
-    match tensor.layout:
-        case torch.sparse_coo:
-            return [tensor._indices(), tensor._values()]
-        case torch.sparse_csr | torch.sparse_bsr:
-            return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-        case torch.sparse_csc | torch.sparse_bsc:
-            return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [tensor.values()] if tensor.is_nested and tensor.layout is torch.strided else []
-
-
 Events = tuple[accelerator.Event, accelerator.Event]
 
 

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from repro.measure import accelerator
-from repro.measure.memory import tensors_in
+from repro.measure.memory import components, tensors_in
 from repro.outofcore.iterations import Follower, Iterations, Step
 from repro.outofcore.operations import (
     as_computed,
@@ -23,16 +23,7 @@ from repro.outofcore.operations import (
     run_in_parts,
     say_once,
 )
-from repro.outofcore.recording import (
-    ADD,
-    ADD_INTO,
-    Entry,
-    Signature,
-    Sums,
-    components,
-    signature,
-    timed,
-)
+from repro.outofcore.recording import ADD, ADD_INTO, Entry, Signature, Sums, signature, timed
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Kind
 

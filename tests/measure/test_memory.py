@@ -62,6 +62,17 @@ def test_resident_tensors_count_from_the_start_and_once():
             assert meter.start_bytes == meter.live_bytes == sum(t.nbytes for t in tensors)
 
 
+def test_the_parts_of_sparse_tensors_count():
+    outside = torch.eye(64).to_sparse()
+    with MemoryMeter() as meter:
+        made = [outside.detach(), outside * 2]  # a share of the host's, and its own
+        assert meter.live_bytes == 64 * (2 * 8 + 4)
+        made[1].add_(outside)  # it gets other parts, twice as long
+        assert meter.live_bytes == 128 * (2 * 8 + 4)
+        made.clear()
+        assert meter.live_bytes == 0
+
+
 def test_an_operation_that_conjugates_within_is_right():
     matrix = torch.randn(5, 5, dtype=torch.complex64)
     expected = torch.linalg.pinv(matrix)
@@ -86,8 +97,7 @@ def test_budget_admits_the_limit_refuses_one_byte_more_and_releases_it():
         with pytest.raises(torch.OutOfMemoryError, match="8,193 bytes") as caught:
             torch.empty(8 * KIB + 1, dtype=torch.uint8)
         assert is_out_of_memory(caught.value) and budget.peak_bytes == 8 * KIB
-        del caught
-        a = block(6)
+        a = block(6)  # while the error, with its traceback, is still at hand
         with pytest.raises(BudgetExceededError):
             block(4)
         b = block(2)

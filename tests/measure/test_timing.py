@@ -15,7 +15,7 @@ def test_every_function_is_called_in_turns_and_warm_up_is_not_recorded():
     assert "".join(calls) == "abc" + "cba" + "abc" and list(timings) == ["a", "b", "c"]
     assert all(len(t.samples_s) == 2 and t.warmup == 1 for t in timings.values())
     slept = time_interleaved({"": lambda: time.sleep(0.02)}, warmup=0, repeats=3)[""]
-    assert min(slept.samples_s) >= 0.02 and slept.median_s < 0.2 and slept.host_s == ()
+    assert min(slept.samples_s) >= 0.02 and slept.median_s < 0.2
     assert Timing((3.0, 1.0, 10.0, 2.0), 0).median_s == 2.5
     for given, warmup, repeats in (({}, 0, 1), (functions, -1, 1), (functions, 0, 0)):
         with pytest.raises(ValueError, match="at least one function, warmup >= 0 and repeats >= 1"):
@@ -99,9 +99,7 @@ def test_the_launches_of_small_kernels_are_no_time_of_the_device(machine):
             machine.launch(host_s=40e-6, device_s=10e-6)
 
     for queued, seconds in ((True, 30e-6), (False, 130e-6)):
-        timing = timed(division, queued, warmup=1)
-        assert timing.samples_s == pytest.approx([seconds] * 4)
-        assert timing.host_s == pytest.approx([120e-6] * 4)
+        assert timed(division, queued, warmup=1).samples_s == pytest.approx([seconds] * 4)
 
 
 def test_more_is_queued_before_what_takes_the_host_longer(machine):
@@ -120,8 +118,8 @@ def test_more_is_queued_before_what_takes_the_host_longer(machine):
 def test_samples_of_an_accelerator(device, queued, monkeypatch):
     x = torch.ones(1000, device=device)
     timing = timed(lambda: x.add_(1), queued, 3, 1, device)
-    assert len(timing.samples_s) == len(timing.host_s) == 3
-    assert min(timing.samples_s) > 0 < min(timing.host_s) and timing.median_s < 1
+    assert len(timing.samples_s) == 3
+    assert min(timing.samples_s) > 0 and timing.median_s < 1
     monkeypatch.delattr(accelerator.module(device), "_sleep")  # as others have none
     timed(lambda: x.add_(1), True, 1, 0, device)
     facts = describe_device(device)
@@ -136,4 +134,4 @@ def test_samples_of_an_accelerator(device, queued, monkeypatch):
 def test_samples_are_device_time():
     for queued in (False, True):  # about 10 ms, queued without waiting
         timing = timed(lambda: torch.cuda._sleep(20_000_000), queued, 3, 1)
-        assert timing.median_s > 0.002 > max(timing.host_s)
+        assert timing.median_s > 0.002
