@@ -14,6 +14,7 @@ from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Planner
 from repro.outofcore.recording import (
     Entry,
+    Form,
     Recording,
     Signature,
     build,
@@ -24,7 +25,6 @@ from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Action, Kind
 
 _MOST = 2**18  # most operations recorded in an iteration
-_SIZES = ("size", "repeats")  # arguments of operations
 _REFINEMENTS = 2  # most new plans for better known ends of variables
 
 
@@ -52,8 +52,7 @@ class Step:
 
     operation: OpOverload
     signature: Signature
-    varies: bool  # operands or result sizes may differ from the plan's
-    sized: bool  # numbers give the sizes of its results
+    form: Form  # of its arguments, as it was recorded
     inputs: tuple[int, ...]
     written: tuple[int, ...]
     arrivals: frozenset[int]  # inputs given anew each iteration, with their first use here
@@ -70,8 +69,6 @@ class Follower:
         trace = recorded.trace
         self._number = number = {name: v for v, name in enumerate(trace.accesses)}
         self.sizes = [variable.nbytes for variable in recorded.order]
-        self._shapes = [variable.shape for variable in recorded.order]
-        self.reshaped = False  # in this iteration a shape differs: others' sizes may, too
         self.persistent = {number[name] for name in trace.persistent}
         # The actual variable for each of the trace's; until it is replaced, of the one before.
         self.bound: list[Variable | None] = list(recorded.order)
@@ -83,13 +80,11 @@ class Follower:
             first = [name for name in function.variables if trace.accesses[name][0] == f]
             births = tuple(number[name] for name in first if name not in function.inputs)
             given = {number[n] for n in first if n in function.inputs and n not in trace.persistent}
-            operation, known = recorded.operations[f], signature(recorded.operations[f])
+            operation, shapes = recorded.calls[f]
             inputs = tuple(number[name] for name in function.inputs)
             written = tuple(number[n] for n in function.outputs if n in function.inputs)
-            varies, nbytes = known.collective or known.by_values, sum(self.sizes[v] for v in births)
-            named = {argument.name for argument in operation._schema.arguments}
-            sized = bool(births) and (not inputs or not named.isdisjoint(_SIZES))
-            kind = operation, known, varies or sized, sized
+            nbytes = sum(self.sizes[v] for v in births)
+            kind = operation, signature(operation), shapes
             self.steps.append(Step(*kind, inputs, written, frozenset(given), births, nbytes))
         self.follow(plan)
 
@@ -193,8 +188,6 @@ class Follower:
             bound[variable.bound] = None
         bound[v] = variable
         variable.bound = v
-        if variable.shape != self._shapes[v]:
-            self.reshaped = True
 
     def passed(self) -> list[Entry]:
         """Return this iteration's operations that followed the plan, as log entries."""
@@ -204,7 +197,7 @@ class Follower:
                 [variable for v in numbers if (variable := self.bound[v]) is not None]
                 for numbers in (step.inputs, step.written, step.births)
             )
-            entries.append(Entry(step.operation, inputs, written, made))
+            entries.append(Entry(step.operation, inputs, written, made, step.form))
         return entries
 
 
@@ -288,7 +281,7 @@ class Iterations:
             self._end_recording(self.log, done)
         self.origin = clock
         if self.follower is not None:
-            self.follower.cursor, self.follower.reshaped = 0, False
+            self.follower.cursor = 0
 
     def _end_recording(self, log: list[Entry], done: bool) -> None:
         recorded = build(sum_in_place(log, self.origin), self.origin, self.recorded)

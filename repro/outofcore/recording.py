@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -133,6 +133,21 @@ def components(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.values()] if tensor.is_nested and tensor.layout is torch.strided else []
 
 
+Form = list[Any]
+
+
+def form(arguments: Iterable[Any]) -> Form:
+    """Return what gives an operation's results their sizes: its arguments, of tensors shapes."""
+    made: Form = []
+    for value in arguments:
+        if isinstance(value, torch.Tensor):
+            value = None if value.is_nested else value.shape
+        elif isinstance(value, list | tuple) and value and not isinstance(value[0], int):
+            value = form(value)
+        made.append(value)
+    return made
+
+
 Events = tuple[accelerator.Event, accelerator.Event]
 
 
@@ -155,6 +170,7 @@ class Entry:
     inputs: list[Variable]
     written: list[Variable]
     made: list[Variable]
+    form: Form  # of its arguments
     into: Variable | None = None  # a gradient that may hold this sum, if it ends here
     events: Events | None = None  # before and after it
 
@@ -166,7 +182,7 @@ class Recording:
     trace: Trace
     order: list[Variable]  # the actual variables, in the order of `trace.accesses`
     times: list[float]  # seconds of each function
-    operations: list[OpOverload] = field(repr=False)  # of each function
+    calls: list[tuple[OpOverload, Form]] = field(repr=False)  # of each function
 
 
 # ---- sums of gradients in place, as in plain autograd. If a tensor is used twice, autograd sums
@@ -333,7 +349,7 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
         )
     trace = Trace(tuple(functions), sizes, kinds, deaths)
     times = [accelerator.elapsed_s(*e.events) if e.events else 0.0 for e in entries]
-    return Recording(trace, order, times, [entry.operation for entry in entries])
+    return Recording(trace, order, times, [(entry.operation, entry.form) for entry in entries])
 
 
 def _twins(

@@ -40,7 +40,6 @@ class Variable:
     died: int | None = None  # number of the operation before which it was gone
     kind = ""  # one of `sequence.KINDS`, if known
     bound = -1  # its number in the trace, in this iteration
-    shape: torch.Size | None = None  # of the first tensor of it that was met
 
     def __init__(self, nbytes: int, since: int) -> None:
         self.nbytes = nbytes  # while it is on the device
@@ -157,7 +156,6 @@ class Residency:
         self.known[key] = variable
         if variable is not None:
             variable.storage_ref = reference
-            variable.shape = None if tensor.is_nested else tensor.shape
             self.used_bytes += nbytes
             if locked:
                 self._fix(variable)

@@ -922,6 +922,9 @@ class TestOperations:
             lambda given, shape: torch.ones(shape),
             lambda given, shape: ONE.new_ones(shape),
             lambda given, shape: ONE.repeat(shape),
+            lambda given, shape: F.pad(ONE, (0, shape.numel() - 1)).view(shape),
+            lambda given, shape: F.interpolate(ONE[None, None], size=shape.numel()).view(shape),
+            lambda given, shape: ONE.expand(shape) * 2,
         ],
     )
     @pytest.mark.parametrize("last", [(4, 64), (64, 8), (4096, 1)])
@@ -930,9 +933,9 @@ class TestOperations:
         others, shapes = crowd(24), [(32, 8)] * 4 + [last]
         given = [torch.ones(shape) for shape in shapes]
         with OutOfCore(80 * KIB) as block:
-            for shape, one in zip(shapes, given, strict=True):
+            for one in given:
                 touch(others)
-                x = source(one, shape)
+                x = source(one, one.shape)
                 (x.unsqueeze(2) @ x.unsqueeze(1)).sum()
                 block.step()
         assert block.statistics.peak_bytes <= 80 * KIB
