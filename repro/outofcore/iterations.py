@@ -14,7 +14,6 @@ from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Planner
 from repro.outofcore.recording import (
     Entry,
-    Form,
     Recording,
     Signature,
     build,
@@ -52,7 +51,7 @@ class Step:
 
     operation: OpOverload
     signature: Signature
-    form: Form  # of its arguments, as it was recorded
+    form: list[Any]  # of its arguments, as it was recorded
     inputs: tuple[int, ...]
     written: tuple[int, ...]
     arrivals: frozenset[int]  # inputs given anew each iteration, with their first use here
@@ -285,33 +284,32 @@ class Iterations:
 
     def _end_recording(self, log: list[Entry], done: bool) -> None:
         recorded = build(sum_in_place(log, self.origin), self.origin, self.recorded)
-        plan = self.plan
-        same = plan is not None and recorded.trace == plan.trace
-        known = done and (self._settled or same or self._refined == _REFINEMENTS)
-        # A plan that was once followed survives a single deviating iteration, such as one after an
-        # evaluation. If many in a row deviate, a plan is made after the 2nd, 4th, 8th and so on.
-        few = 2 if self._proved or self.recorded is None else 1
-        patient = self._strays < few or self._strays & (self._strays - 1)
-        if self.planner and not known and (done or not patient):
-            for variable in self.follower.bound if self.follower else ():
-                if variable is not None:
-                    variable.bound = -1
-            self.plan = self.planner.plan(recorded)
-            self._reserve(self.plan.host_bytes)
-            self.follower = Follower(recorded, self.plan)
-            self._refined = self._refined + 1 if done else 0
-            self._settled = self._proved = False
-            self._statistics.plans += 1
-        elif known and not self._settled and self.planner and plan is not None:
-            better = self.planner.better(plan, recorded)
-            if better is not None and self.follower is not None:
+        planner, follower, followed = self.planner, self.follower, self.plan if done else None
+        final = self._settled or self._refined == _REFINEMENTS
+        if planner and follower and followed and (final or recorded.trace == followed.trace):
+            better = None if self._settled else planner.better(followed, recorded)
+            if better is not None:
                 self._reserve(better.host_bytes)
-                self.follower.follow(better)
+                follower.follow(better)
                 self.plan = better
                 self._statistics.tuned += 1
-        self._settled = self._settled or known
+            self._settled, self.log = True, None  # its trace is final: recording ends
+        else:
+            # A plan that was once followed survives a single stray iteration, such as one after an
+            # evaluation. If many in a row stray, a plan is made after the 2nd, 4th, 8th and so on.
+            few = 2 if self._proved or self.recorded is None else 1
+            strayed = self._strays >= few and self._strays & (self._strays - 1) == 0
+            if planner and (done or strayed):
+                for variable in filter(None, follower.bound if follower else ()):
+                    variable.bound = -1
+                self.plan = planner.plan(recorded)
+                self._reserve(self.plan.host_bytes)
+                self.follower = Follower(recorded, self.plan)
+                self._refined = self._refined + 1 if done else 0
+                self._settled = self._proved = False
+                self._statistics.plans += 1
+            self.log = []
         self.recorded = recorded
-        self.log = None if known else []
 
 
 # ---- kinds, known from modules and optimizers; until then a variable's operations suggest its kind

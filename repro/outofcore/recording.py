@@ -133,18 +133,15 @@ def components(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.values()] if tensor.is_nested and tensor.layout is torch.strided else []
 
 
-Form = list[Any]
-
-
-def form(arguments: Iterable[Any]) -> Form:
+def form(arguments: Iterable[Any]) -> list[Any]:
     """Return what gives an operation's results their sizes: its arguments, of tensors shapes."""
-    made: Form = []
+    made: list[Any] = []
     for value in arguments:
         if isinstance(value, torch.Tensor):
             value = None if value.is_nested else value.shape
         elif isinstance(value, list | tuple) and value and not isinstance(value[0], int):
             value = form(value)
-        made.append(value)
+        made.append(None if isinstance(value, torch.ScriptObject) else value)  # has no ==
     return made
 
 
@@ -170,7 +167,7 @@ class Entry:
     inputs: list[Variable]
     written: list[Variable]
     made: list[Variable]
-    form: Form  # of its arguments
+    form: list[Any]  # of its arguments
     into: Variable | None = None  # a gradient that may hold this sum, if it ends here
     events: Events | None = None  # before and after it
 
@@ -182,7 +179,7 @@ class Recording:
     trace: Trace
     order: list[Variable]  # the actual variables, in the order of `trace.accesses`
     times: list[float]  # seconds of each function
-    calls: list[tuple[OpOverload, Form]] = field(repr=False)  # of each function
+    calls: list[tuple[OpOverload, list[Any]]] = field(repr=False)  # of each function
 
 
 # ---- sums of gradients in place, as in plain autograd. If a tensor is used twice, autograd sums

@@ -383,11 +383,9 @@ class Residency:
             for variable in self.variables() if lacks() else ():
                 if variable.locked:
                     self.resized(variable)
-            if not lacks() or not strict:
-                return
-            if not self.ended and not self.wait():
+            if lacks() and not (strict and (self.ended or self.wait())):
                 break
-        else:
+        if not (strict and lacks()):
             return
         name, needed = what(), self.used_bytes + nbytes
         where, held = name, sum(v.nbytes for v in self.variables() if v.locked or v.pins)

@@ -58,11 +58,9 @@ def in_compiled() -> bool:
 def _foretold(step: Step, args: Arguments, kwargs: Named) -> bool:
     """Return whether an operation's results have the sizes of its step in the plan."""
     known = step.signature
-    if not (known.makes or known.resizes):
-        return True
     if known.by_values and by_values(step.operation, args):
         return False
-    return step.form == form([*args, *kwargs.items()])
+    return not (known.makes or known.resizes) or step.form == form([*args, *kwargs.items()])
 
 
 class Running:

@@ -373,6 +373,8 @@ class TestLayouts:
             for _ in range(5):
                 touch(others)
                 dense.sparse_mask(mask)
+                touch(others)
+                mask.to_dense()
                 block.step()
         assert block.statistics.replayed >= 2
         assert block.statistics.peak_bytes <= 176 * KIB
@@ -930,8 +932,7 @@ class TestOperations:
     @pytest.mark.parametrize("last", [(4, 64), (64, 8), (4096, 1)])
     def test_other_sizes_stay_within_the_budget(self, source, last, recwarn):
         """Of as many numbers a product may take more; a plan's sizes are of other shapes."""
-        others, shapes = crowd(24), [(32, 8)] * 4 + [last]
-        given = [torch.ones(shape) for shape in shapes]
+        others, given = crowd(24), [torch.ones(shape) for shape in [(32, 8)] * 4 + [last]]
         with OutOfCore(80 * KIB) as block:
             for one in given:
                 touch(others)
