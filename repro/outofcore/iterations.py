@@ -24,7 +24,6 @@ from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Action, Kind
 
 _MOST = 2**18  # most operations recorded in an iteration
-_SIZES = ("size", "repeats")  # arguments of operations
 _REFINEMENTS = 2  # most new plans for better known ends of variables
 
 
@@ -52,8 +51,7 @@ class Step:
 
     operation: OpOverload
     signature: Signature
-    varies: bool  # operands or result sizes may differ from the plan's
-    sized: bool  # numbers give the sizes of its results
+    form: list[Any]  # of its arguments, as it was recorded
     inputs: tuple[int, ...]
     written: tuple[int, ...]
     arrivals: frozenset[int]  # inputs given anew each iteration, with their first use here
@@ -70,8 +68,6 @@ class Follower:
         trace = recorded.trace
         self._number = number = {name: v for v, name in enumerate(trace.accesses)}
         self.sizes = [variable.nbytes for variable in recorded.order]
-        self._shapes = [variable.shape for variable in recorded.order]
-        self.reshaped = False  # in this iteration a shape differs: others' sizes may, too
         self.persistent = {number[name] for name in trace.persistent}
         # The actual variable for each of the trace's; until it is replaced, of the one before.
         self.bound: list[Variable | None] = list(recorded.order)
@@ -83,13 +79,11 @@ class Follower:
             first = [name for name in function.variables if trace.accesses[name][0] == f]
             births = tuple(number[name] for name in first if name not in function.inputs)
             given = {number[n] for n in first if n in function.inputs and n not in trace.persistent}
-            operation, known = recorded.operations[f], signature(recorded.operations[f])
+            operation, shapes = recorded.calls[f]
             inputs = tuple(number[name] for name in function.inputs)
             written = tuple(number[n] for n in function.outputs if n in function.inputs)
-            varies, nbytes = known.collective or known.by_values, sum(self.sizes[v] for v in births)
-            named = {argument.name for argument in operation._schema.arguments}
-            sized = bool(births) and (not inputs or not named.isdisjoint(_SIZES))
-            kind = operation, known, varies or sized, sized
+            nbytes = sum(self.sizes[v] for v in births)
+            kind = operation, signature(operation), shapes
             self.steps.append(Step(*kind, inputs, written, frozenset(given), births, nbytes))
         self.follow(plan)
 
@@ -193,8 +187,6 @@ class Follower:
             bound[variable.bound] = None
         bound[v] = variable
         variable.bound = v
-        if variable.shape != self._shapes[v]:
-            self.reshaped = True
 
     def passed(self) -> list[Entry]:
         """Return this iteration's operations that followed the plan, as log entries."""
@@ -204,7 +196,7 @@ class Follower:
                 [variable for v in numbers if (variable := self.bound[v]) is not None]
                 for numbers in (step.inputs, step.written, step.births)
             )
-            entries.append(Entry(step.operation, inputs, written, made))
+            entries.append(Entry(step.operation, inputs, written, made, step.form))
         return entries
 
 
@@ -288,37 +280,36 @@ class Iterations:
             self._end_recording(self.log, done)
         self.origin = clock
         if self.follower is not None:
-            self.follower.cursor, self.follower.reshaped = 0, False
+            self.follower.cursor = 0
 
     def _end_recording(self, log: list[Entry], done: bool) -> None:
         recorded = build(sum_in_place(log, self.origin), self.origin, self.recorded)
-        plan = self.plan
-        same = plan is not None and recorded.trace == plan.trace
-        known = done and (self._settled or same or self._refined == _REFINEMENTS)
-        # A plan that was once followed survives a single deviating iteration, such as one after an
-        # evaluation. If many in a row deviate, a plan is made after the 2nd, 4th, 8th and so on.
-        few = 2 if self._proved or self.recorded is None else 1
-        patient = self._strays < few or self._strays & (self._strays - 1)
-        if self.planner and not known and (done or not patient):
-            for variable in self.follower.bound if self.follower else ():
-                if variable is not None:
-                    variable.bound = -1
-            self.plan = self.planner.plan(recorded)
-            self._reserve(self.plan.host_bytes)
-            self.follower = Follower(recorded, self.plan)
-            self._refined = self._refined + 1 if done else 0
-            self._settled = self._proved = False
-            self._statistics.plans += 1
-        elif known and not self._settled and self.planner and plan is not None:
-            better = self.planner.better(plan, recorded)
-            if better is not None and self.follower is not None:
+        planner, follower, followed = self.planner, self.follower, self.plan if done else None
+        final = self._settled or self._refined == _REFINEMENTS
+        if planner and follower and followed and (final or recorded.trace == followed.trace):
+            better = None if self._settled else planner.better(followed, recorded)
+            if better is not None:
                 self._reserve(better.host_bytes)
-                self.follower.follow(better)
+                follower.follow(better)
                 self.plan = better
                 self._statistics.tuned += 1
-        self._settled = self._settled or known
+            self._settled, self.log = True, None  # its trace is final: recording ends
+        else:
+            # A plan that was once followed survives a single stray iteration, such as one after an
+            # evaluation. If many in a row stray, a plan is made after the 2nd, 4th, 8th and so on.
+            few = 2 if self._proved or self.recorded is None else 1
+            strayed = self._strays >= few and self._strays & (self._strays - 1) == 0
+            if planner and (done or strayed):
+                for variable in filter(None, follower.bound if follower else ()):
+                    variable.bound = -1
+                self.plan = planner.plan(recorded)
+                self._reserve(self.plan.host_bytes)
+                self.follower = Follower(recorded, self.plan)
+                self._refined = self._refined + 1 if done else 0
+                self._settled = self._proved = False
+                self._statistics.plans += 1
+            self.log = []
         self.recorded = recorded
-        self.log = None if known else []
 
 
 # ---- kinds, known from modules and optimizers; until then a variable's operations suggest its kind

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -121,6 +121,18 @@ def _signature(operation: OpOverload) -> Signature:
     )
 
 
+def form(arguments: Iterable[Any]) -> list[Any]:
+    """Return what gives an operation's results their sizes: its arguments, of tensors shapes."""
+    made: list[Any] = []
+    for value in arguments:
+        if isinstance(value, torch.Tensor):
+            value = None if value.is_nested else value.shape
+        elif isinstance(value, list | tuple) and value and not isinstance(value[0], int):
+            value = form(value)
+        made.append(None if isinstance(value, torch.ScriptObject) else value)  # has no ==
+    return made
+
+
 Events = tuple[accelerator.Event, accelerator.Event]
 
 
@@ -143,6 +155,7 @@ class Entry:
     inputs: list[Variable]
     written: list[Variable]
     made: list[Variable]
+    form: list[Any]  # of its arguments
     into: Variable | None = None  # a gradient that may hold this sum, if it ends here
     events: Events | None = None  # before and after it
 
@@ -154,7 +167,7 @@ class Recording:
     trace: Trace
     order: list[Variable]  # the actual variables, in the order of `trace.accesses`
     times: list[float]  # seconds of each function
-    operations: list[OpOverload] = field(repr=False)  # of each function
+    calls: list[tuple[OpOverload, list[Any]]] = field(repr=False)  # of each function
 
 
 # ---- sums of gradients in place, as in plain autograd. If a tensor is used twice, autograd sums
@@ -321,7 +334,7 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
         )
     trace = Trace(tuple(functions), sizes, kinds, deaths)
     times = [accelerator.elapsed_s(*e.events) if e.events else 0.0 for e in entries]
-    return Recording(trace, order, times, [entry.operation for entry in entries])
+    return Recording(trace, order, times, [(entry.operation, entry.form) for entry in entries])
 
 
 def _twins(

@@ -40,7 +40,6 @@ class Variable:
     died: int | None = None  # number of the operation before which it was gone
     kind = ""  # one of `sequence.KINDS`, if known
     bound = -1  # its number in the trace, in this iteration
-    shape: torch.Size | None = None  # of the first tensor of it that was met
 
     def __init__(self, nbytes: int, since: int) -> None:
         self.nbytes = nbytes  # while it is on the device
@@ -157,7 +156,6 @@ class Residency:
         self.known[key] = variable
         if variable is not None:
             variable.storage_ref = reference
-            variable.shape = None if tensor.is_nested else tensor.shape
             self.used_bytes += nbytes
             if locked:
                 self._fix(variable)
@@ -385,11 +383,9 @@ class Residency:
             for variable in self.variables() if lacks() else ():
                 if variable.locked:
                     self.resized(variable)
-            if not lacks() or not strict:
-                return
-            if not self.ended and not self.wait():
+            if lacks() and not (strict and (self.ended or self.wait())):
                 break
-        else:
+        if not (strict and lacks()):
             return
         name, needed = what(), self.used_bytes + nbytes
         where, held = name, sum(v.nbytes for v in self.variables() if v.locked or v.pins)

@@ -23,7 +23,16 @@ from repro.outofcore.operations import (
     run_in_parts,
     say_once,
 )
-from repro.outofcore.recording import ADD, ADD_INTO, Entry, Signature, Sums, signature, timed
+from repro.outofcore.recording import (
+    ADD,
+    ADD_INTO,
+    Entry,
+    Signature,
+    Sums,
+    form,
+    signature,
+    timed,
+)
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Kind
 
@@ -43,6 +52,14 @@ def in_compiled() -> bool:
     while frame is not None and frame.f_code.co_name != "compile_wrapper":
         frame = frame.f_back
     return frame is not None
+
+
+def _foretold(step: Step, args: Arguments, kwargs: Named) -> bool:
+    """Return whether an operation's results have the sizes of its step in the plan."""
+    known = step.signature
+    if known.by_values and by_values(step.operation, args):
+        return False
+    return not (known.makes or known.resizes) or step.form == form([*args, *kwargs.items()])
 
 
 class Running:
@@ -67,14 +84,7 @@ class Running:
         given = args
         if step is None and operation is ADD:
             step, given = self._planned_sum(follower, args, kwargs)
-        if (
-            step is None
-            or follower.reshaped
-            or (
-                step.varies
-                and (step.signature.collective or not self._foretold(step, operation, args))
-            )
-        ):
+        if step is None or step.signature.collective or not _foretold(step, args, kwargs):
             return self._run(operation, args, kwargs)
         residency, known = self._residency, step.signature
         with self._lock:
@@ -93,7 +103,7 @@ class Running:
                     self._act(step.after, (), known.name)
             else:
                 iterations.leave()
-                iterations.ran(None, Entry(step.operation, inputs, written, made))
+                iterations.ran(None, Entry(step.operation, inputs, written, made, step.form))
         return result
 
     def _planned_sum(
@@ -103,13 +113,6 @@ class Running:
         step = follower.upcoming(ADD_INTO)
         operand = None if step is None else self._sums.into(args, kwargs)
         return (None if operand is None else step), (args[::-1] if operand else args)
-
-    def _foretold(self, step: Step, operation: OpOverload, args: Arguments) -> bool:
-        """Return whether an operation's results have the sizes of its step in the plan."""
-        follower = self._iterations.follower
-        if follower is None or follower.reshaped:
-            return False
-        return not step.varies or not (step.sized or by_values(operation, args))
 
     def _run(self, operation: OpOverload, args: Arguments, kwargs: Named) -> Any:
         """Run an operation, whether it is planned or not."""
@@ -141,7 +144,7 @@ class Running:
                     "every operation has to be seen: its values are those of the function itself",
                 )
             self._bring_in(step, known.name, inputs)
-            if step is not None and not self._in_parts and self._foretold(step, operation, args):
+            if step is not None and not self._in_parts and _foretold(step, args, kwargs):
                 promised = step.birth_bytes, True
             else:
                 promised = self._result_bytes(operation, known, args, kwargs)
@@ -157,7 +160,9 @@ class Running:
                 return result
             residency.clock += 1
             summed = None if into is None else residency.look_up(args[into])
-            step = iterations.ran(step, Entry(operation, inputs, written, made, summed, events))
+            given = form([*args, *kwargs.items()])
+            entry = Entry(operation, inputs, written, made, given, summed, events)
+            step = iterations.ran(step, entry)
             if step is not None and step.after:
                 self._act(step.after, (), known.name)
         return result

@@ -99,11 +99,6 @@ class Simulation:
         return max(0.0, self.time_s - self.compute_s)
 
     @property
-    def bytes_moved(self) -> int:
-        """Bytes copied in both directions."""
-        return self.bytes_in + self.bytes_out
-
-    @property
     def peak_bytes(self) -> int:
         """The most bytes held on the device."""
         return int(self.memory_bytes.max())

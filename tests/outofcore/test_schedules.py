@@ -245,7 +245,7 @@ class TestSimulation:
         trace = chain(3)
         whole = plan_swaps(trace, trace.peak_bytes).simulate([2.0] * len(trace.functions), 1.0)
         assert whole.time_s == whole.compute_s == 2.0 * len(trace.functions)
-        assert (whole.stall_s, whole.bytes_moved) == (0, 0)
+        assert (whole.stall_s, whole.bytes_in, whole.bytes_out) == (0, 0, 0)
         assert whole.memory_bytes.tolist() == trace.live_bytes
         assert whole.peak_bytes == trace.peak_bytes
 

@@ -87,7 +87,7 @@ def describe(shown: Iteration, budget: int, result: Simulation) -> str:
         f"{shown.limits[1] / GIB:.2f} GiB\n{shown.batch / result.time_s:,.0f} images/s "
         f"({result.compute_s / result.time_s:.0%} of in core; at best {shown.batch / least:,.0f} "
         f"by any schedule), stall {result.stall_s:.2f} of {result.time_s:.2f} s, "
-        f"{result.bytes_moved / 1e9:.1f} GB moved"
+        f"{(result.bytes_in + result.bytes_out) / 1e9:.1f} GB moved"
     )
 
 
