@@ -15,7 +15,7 @@ INTERRUPTED = "interrupted: finished work is kept, run again to go on"
 _LONGEST = 1600  # characters of a line, such as an error that repeats a long argument
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # By name, since not all are imported.
-_OF_THE_USER = {"UsageError", "RecordError", "DatasetError", "AdviceError"}
+_OF_THE_USER = {"UsageError", "RecordError", "DatasetError", "AdviceError", "WorkerDied"}
 _OF_PATHLIB = ("Symlink loop", "Could not determine home directory")
 
 

@@ -11,7 +11,7 @@ from repro import paths
 from repro.experiments import arguments
 from repro.experiments.design import UsageError
 from repro.measure.files import regular, replacing
-from repro.records import check_writable, reference_stores
+from repro.records import MAKE_ROOM, check_writable, reference_stores
 from repro.report import printable
 
 FOLDER = (paths.SHIPPED if paths.INSTALLED else paths.ROOT) / "notebooks"
@@ -86,8 +86,7 @@ def check(chosen: Sequence[Path], parameters: Mapping[str, str]) -> None:
             f"no reference records of device {parameters['reference']!r}; choose among "
             f"{', '.join(filter(None, devices)) or 'none'}"
         )
-    advice = "free some space, make the folder writable, or name another one in $REPRO_RESULTS"
-    check_writable(_target_folder(), "executed notebooks", advice)
+    check_writable(_target_folder(), "executed notebooks", MAKE_ROOM)
 
 
 def _target_folder() -> Path:
@@ -169,7 +168,6 @@ def refresh(path: Path) -> Outcome:
     """
     if paths.INSTALLED:
         raise UsageError("the notebooks of an installed package stay as they are: no --refresh")
-    _papermill()
     import nbformat
 
     notebook = nbformat.read(path, as_version=4)

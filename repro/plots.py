@@ -236,11 +236,7 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     return figure
 
 
-def effects(
-    rows: Sequence[Effect],
-    xlabel: str,
-    headings: Collection[str] = (),
-) -> Figure:
+def effects(rows: Sequence[Effect], xlabel: str, headings: Collection[str] = ()) -> Figure:
     """Draw ratios as dots, the paper's hollow beside ours solid with its interval.
 
     Args:

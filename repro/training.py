@@ -133,12 +133,11 @@ def evaluate_binary_segmentation(
     return {"iou": 100 * int(intersection) / max(1, int(union))}
 
 
-def psnr(restored: torch.Tensor, target: torch.Tensor, data_range: float = 1.0) -> torch.Tensor:
-    """Return the peak signal-to-noise ratio of each image in dB, (B,).
+def psnr(restored: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the peak signal-to-noise ratio of each image of values in [0, 1] in dB, (B,).
 
-    10 log10(R² / MSE), with the mean over all channels and pixels of an image; infinite for equal
-    images. `restored` and `target` are (B, C, H, W), `data_range` is R, the difference between the
-    largest and the smallest possible value.
+    10 log10(1 / MSE), with the mean over all channels and pixels of an image; infinite for equal
+    images. `restored` and `target` are (B, C, H, W).
 
     Raises:
         ValueError: The shapes differ.
@@ -146,7 +145,7 @@ def psnr(restored: torch.Tensor, target: torch.Tensor, data_range: float = 1.0) 
     if restored.shape != target.shape:
         raise ValueError(f"images of {tuple(restored.shape)} and {tuple(target.shape)} differ")
     error = (restored.double() - target.double()).square().flatten(1).mean(1)
-    return 10 * torch.log10(data_range**2 / error)
+    return 10 * torch.log10(1 / error)
 
 
 @torch.no_grad()

@@ -64,6 +64,11 @@ def results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> RecordStore:
+    return RecordStore(tmp_path / "store")
+
+
+@pytest.fixture
 def reference_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkout's reference records, whatever folder other tests write to."""
     monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))

@@ -15,10 +15,12 @@ import pytest
 from commands import command_line
 
 from repro import notebooks, paths, report
-from repro.experiments import arguments, golden, load_paper, showing
-from repro.records import CorruptRecordWarning
+from repro.experiments import arguments, golden, load_paper, query, showing
+from repro.experiments.processes import WorkerDied
+from repro.records import CorruptRecordWarning, local_store
 
 COUNT = len(load_paper("mbs").artefacts)
+REFERENCE = paths.ROOT / "results" / "reference"
 
 
 @pytest.fixture
@@ -174,6 +176,17 @@ def test_a_record_without_what_its_table_needs_is_named(run, reproduced, command
     (line,) = err.splitlines()
     assert (code, out) == (2, "") and str(path) in line and "move it away or delete it" in line
     assert snapshot(reproduced) == before
+
+
+def test_a_record_that_fails_only_beside_others_is_named(run, results_folder):
+    """Kernels are compared by layer: one without its layer can be shown alone."""
+    (reference := results_folder / "reference").parent.mkdir()
+    reference.symlink_to(REFERENCE)
+    record = query.find_source(load_paper("microconv"), "quick").look("figure9").need("network")
+    del record.metrics["kernels"][0]["layer"]
+    path = local_store("quick").write(record)
+    code, out, err = run("show", "microconv/figure9", "--profile", "quick")
+    assert (code, out) == (2, "") and str(path) in err and "move it away or delete it" in err
 
 
 LOCALES = r"""
@@ -342,6 +355,14 @@ class TestPlantedRecords:
                 texts.append(check_page(item.page.replace("&ensp;", " ")))
                 assert all(c.isprintable() or c == "\n" for c in repr(item))
         assert sum(SEEN in text for text in texts) >= 2
+
+
+def test_a_killed_process_of_a_report_is_one_line(run, monkeypatch):
+    def killed(*_):
+        raise WorkerDied("a process was killed")
+
+    monkeypatch.setattr(showing.Workers, "map", killed)
+    assert run("report") == (2, "", "error: a process was killed\n")
 
 
 def test_a_defect_of_ours_keeps_its_traceback(run, monkeypatch):

@@ -30,11 +30,6 @@ CONFIG = {"model": {"name": "unet", "width": 4}, "image_size": [8, 9], "mini_bat
 
 
 @pytest.fixture
-def store(tmp_path) -> RecordStore:
-    return RecordStore(tmp_path / "store")
-
-
-@pytest.fixture
 def record(make_record) -> Record:
     return make_record(
         config=CONFIG,

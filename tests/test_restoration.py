@@ -16,15 +16,13 @@ def pair(*shape, seed=0):
     return torch.rand(shape, generator=generator), torch.rand(shape, generator=generator)
 
 
-@pytest.mark.parametrize("data_range", [1.0, 2.0, 255.0])
 @pytest.mark.parametrize("shape", [(4, 3, 5, 7), (2, 1, 8, 8), (1, 1, 1, 1)])
-def test_scikit_images_values(shape, data_range):
+def test_scikit_images_values(shape):
     restored, target = pair(*shape)
-    ratios = psnr(restored * data_range, target * data_range, data_range)
+    ratios = psnr(restored, target)
     assert ratios.shape == (shape[0],)
-    for value, a, b in zip(ratios, restored, target, strict=True):
-        a, b = ((data_range * image).double().numpy() for image in (a, b))
-        expected = peak_signal_noise_ratio(b, a, data_range=data_range)
+    for value, a, b in zip(ratios, restored.double(), target.double(), strict=True):
+        expected = peak_signal_noise_ratio(b.numpy(), a.numpy(), data_range=1)
         assert float(value) == pytest.approx(expected, rel=1e-5)
 
 

@@ -94,7 +94,7 @@ class Workers:
                     yield running.pop(future), future.result()
         except BrokenProcessPool as broken:
             self._end(at_once=True)
-            raise WorkerDied("a worker process was killed, perhaps for want of memory") from broken
+            raise WorkerDied("a worker process was killed; free memory if it ran out") from broken
         except BaseException:  # an error of a run that ends all, Ctrl-C, or nobody asks further
             self._end(at_once=True)
             raise

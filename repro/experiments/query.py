@@ -375,37 +375,35 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
 
 
 def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choices) -> Results:
-    origins = [origin for origin in source.records if origin[1] == profile]
-    records = [record for origin in origins for record in source.records[origin]]  # best last
+    """Gather an artefact's records of one profile, by the datasets that most of them are of."""
+    held = {origin: own for origin, own in source.records.items() if origin[1] == profile}
+    records = list(itertools.chain(*held.values()))  # best last
     seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
-    candidates = []
-    for chosen in _choices_of_data(source.paper, profile, records):
+
+    def planned(chosen: Mapping[str, str]) -> Iterator[Run]:
         runs = artefact.runs(profile, chosen)
         if changes:  # an artefact without the key is shown as it is
-            held = [c for c in changes if any(value_at(r.config, c[0]) is not ... for r in runs)]
-            runs = with_changes(source.paper, runs, held)
-        runs = [
-            replace(run, seeds=tuple(dict.fromkeys((*PROCESSES, *seeds))))
-            if run.by_processes
-            else run
-            for run in runs
-        ]
-        candidates.append(Results(runs, seeds, records, profile))
+            own = [c for c in changes if any(value_at(r.config, c[0]) is not ... for r in runs)]
+            runs = with_changes(source.paper, runs, own)
+        for run in runs:  # measurements of further processes count as well
+            every = tuple(sorted({*PROCESSES, *seeds}))
+            yield replace(run, seeds=every) if run.by_processes else run
+
+    choices = _choices_of_data(source.paper, profile, records)
+    candidates = [Results([*planned(chosen)], seeds, records, profile) for chosen in choices]
     best = max(candidates, key=lambda results: len(results.records))
-    # Further seeds of some runs alone leave no gap in the others.
-    present = {record.identity for record in best.records}
-    best.expected = [
-        (run, seed)
-        for run, seed in best.expected
-        if (seed in PROCESSES if run.by_processes else run.seeds is not None)
-        or (run.seeds is None and seed in SEEDS[profile])
-        or run.identity(seed) in present
-    ]
-    shown = {id(record) for record in best.records}
-    counts = {at: sum(id(record) in shown for record in source.records[at]) for at in origins}
-    best.places = [
-        _label_of(*at) for at in sorted(origins, key=lambda at: -counts[at]) if counts[at]
-    ]
+
+    def belongs(run: Run, seed: int) -> bool:
+        fixed = PROCESSES if run.by_processes else run.seeds
+        return seed in (SEEDS[profile] if fixed is None else fixed)
+
+    # A further seed of some runs leaves no gap in the others.
+    made = {record.identity for record in best.records}
+    pairs = best.expected
+    best.expected = [(run, n) for run, n in pairs if belongs(run, n) or run.identity(n) in made]
+    shown = set(map(id, best.records))
+    counts = Counter(at for at, own in held.items() for record in own if id(record) in shown)
+    best.places = [_label_of(*origin) for origin, _ in counts.most_common()]
     return best
 
 

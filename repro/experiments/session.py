@@ -48,12 +48,8 @@ class Session:
         if profile == "view":
             self.source = query.find_source(self.paper, None, reference or None, local=False)
             return
-        setting = Setting(
-            profile,
-            arguments.check_device(device or arguments.default_device()),
-            data or None,
-            arguments.parse_seeds(seeds),
-        )
+        here = arguments.check_device(device or arguments.default_device())
+        setting = Setting(profile, here, data or None, arguments.parse_seeds(seeds))
         named = [(self.paper, list(self.paper.artefacts.values()))]
         compute(
             named, setting, workers=1, tell=lambda line: display(Markdown(report.markdown(line)))

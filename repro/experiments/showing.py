@@ -1,5 +1,6 @@
 """One artefact on the terminal, its figure in a file, all of them as a report; and the status."""
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -273,11 +274,12 @@ def naming_bad_records(
     """Show an artefact, and name the record that it fails for, such as one without a metric.
 
     Raises:
-        RecordError: The artefact of this record alone fails, too.
+        RecordError: It fails for one record alone, or only with this record among the others.
         Exception: As it was, where no record is to blame: a defect of ours.
     """
+    every = results.records
 
-    def fails(*records: Record) -> bool:
+    def fails(records: Sequence[Record]) -> bool:
         part = copy(results)
         part.records = [*records]
         try:
@@ -289,8 +291,11 @@ def naming_bad_records(
     try:
         return show(results)
     except _FAILURES as problem:
-        guilty = next(filter(fails, results.records), None)
-        if isinstance(problem, RecordError) or guilty is None or fails():
+        if isinstance(problem, RecordError) or fails([]):
+            raise
+        alone = (record for record in every if fails([record]))
+        missed = (one for one in every if not fails([other for other in every if other is not one]))
+        if (guilty := next(itertools.chain(alone, missed), None)) is None:
             raise
         path = source.file_of(guilty)
         packed = path.suffix == ".gz"

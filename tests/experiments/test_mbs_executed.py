@@ -67,6 +67,22 @@ class TestTraining:
             assert (even[way]["error"] < 1e-9) == (way != "none")
 
 
+def watch_steps(monkeypatch, see):
+    """Have `see` called with the micro-batch size and the mini-batch of every training step."""
+    step_of = Task.step
+
+    def watching(task, model, micro, *rest):
+        step = step_of(task, model, micro, *rest)
+
+        def watched(*batch):
+            see(micro, batch)
+            return step(*batch)
+
+        return watched
+
+    monkeypatch.setattr(Task, "step", watching)
+
+
 class TestMeasuring:
     def test_a_step_fits_or_runs_out_of_memory(self):
         config = runs.base_config("smoke", "ResNet-50", CHOSEN) | {"limit_bytes": 2**20}
@@ -78,18 +94,7 @@ class TestMeasuring:
 
     def test_epochs_in_turns_are_whole_epochs_of_each_way(self, monkeypatch):
         made: dict[str, list[int]] = {}
-        step_of = Task.step
-
-        def watching(task, model, micro):
-            step = step_of(task, model, micro)
-
-            def watched(inputs, targets):
-                made.setdefault(str(micro), []).append(len(inputs))
-                return step(inputs, targets)
-
-            return watched
-
-        monkeypatch.setattr(Task, "step", watching)
+        watch_steps(monkeypatch, lambda n, batch: made.setdefault(str(n), []).append(len(batch[0])))
         config = runs.base_config("smoke", "ResNet-50", CHOSEN)
         ways = {"all": [16, None], "some": [16, 8]}
         config |= {"train_samples": 24, "ways": ways, "repeats": 2}
@@ -149,18 +154,8 @@ class TestFiles:
 def test_what_the_profile_gpu_adds_runs_on_an_accelerator(device, micro, monkeypatch):
     options = {"channels_last": True, "autocast": "bfloat16", "benchmark": True}
     config = small_training(micro, **options, limit_fits=None, limit_bytes=2**28)
-    data, pinned, step_of = load(config, None), [], Task.step
-
-    def watching(*args, **options):
-        step = step_of(*args, **options)
-
-        def watched(inputs, targets):
-            pinned.append(inputs.is_pinned() and targets.is_pinned())
-            return step(inputs, targets)
-
-        return watched
-
-    monkeypatch.setattr(Task, "step", watching)
+    data, pinned = load(config, None), []
+    watch_steps(monkeypatch, lambda _, batch: pinned.extend(part.is_pinned() for part in batch))
     trained = training.train(config, 0, data, str(device))
     assert np.isfinite(trained.metrics["train_loss"]).all() and all(pinned)
     gc.collect()  # the parts of a streamer know each other, and hold its model until then

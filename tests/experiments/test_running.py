@@ -71,11 +71,6 @@ def toy() -> Toy:
     return TOY
 
 
-@pytest.fixture
-def store(tmp_path) -> RecordStore:
-    return RecordStore(tmp_path / "store")
-
-
 def execute(toy: Toy, store: RecordStore, **options):
     toy.calls.clear()
     lines: list[str] = []

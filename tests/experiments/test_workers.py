@@ -49,8 +49,7 @@ def execute(store: RecordStore, **config) -> tuple[running.Tally, list[str]]:
 
 
 @pytest.mark.slow
-def test_under_long_each_measurement_has_a_process_of_its_own(tmp_path):
-    store = RecordStore(tmp_path)
+def test_under_long_each_measurement_has_a_process_of_its_own(store):
     runs = [Run("time", {}), Run("time", {"kill": 2, "x": 1})]
     said: list[str] = []
     setting = Setting("long", "cpu", seeds=(0, 1, 2))
@@ -64,16 +63,16 @@ def test_under_long_each_measurement_has_a_process_of_its_own(tmp_path):
     assert sum("it is computed by this process" in line for line in said) == 1
 
 
-def test_under_long_what_shares_its_measurements_stays_in_one_process(tmp_path):
+def test_under_long_what_shares_its_measurements_stays_in_one_process(store):
     paper = toy_paper(replace(PAPER.experiments["time"], shares=True))
     setting, runs = Setting("long", "cpu", seeds=(0, 1)), [Run("time", {})]
-    running.execute(paper, runs, setting, RecordStore(tmp_path), lambda line: None)
-    records = RecordStore(tmp_path).load("toy")
+    running.execute(paper, runs, setting, store, lambda line: None)
+    records = store.load("toy")
     assert [record.metrics["process"] for record in records] == [os.getpid()] * 2
 
 
-def test_nothing_is_begun_after_the_time(tmp_path):
-    runs, store = [Run("learn", {"x": x}) for x in (0, 1)], RecordStore(tmp_path)
+def test_nothing_is_begun_after_the_time(store):
+    runs = [Run("learn", {"x": x}) for x in (0, 1)]
 
     def execute_until(until: float | None) -> running.Tally:
         setting = Setting("smoke", "cpu", seeds=(0,), until=until)
@@ -109,8 +108,7 @@ def test_processes_are_handed_nothing_more_once_it_is_time(tmp_path):
 
 
 @pytest.mark.slow
-def test_measurements_wait_until_the_processes_have_ended(tmp_path):
-    store = RecordStore(tmp_path)
+def test_measurements_wait_until_the_processes_have_ended(store):
     tally, said = execute(store, wait=0.2)
     assert tally == replace(running.Tally(), done=8) and len(said) == 8
     records = store.load("toy")
@@ -126,13 +124,12 @@ def test_measurements_wait_until_the_processes_have_ended(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_leaves_is_computed_here(tmp_path):
-    store = RecordStore(tmp_path)
+def test_what_a_killed_process_leaves_is_computed_here(store):
     tally, said = execute(store, kill=1)
     # A record that the other process wrote before it was ended with this one stands.
     assert tally.done + tally.stood == 8 and not tally.failed
     assert any("was killed" in line and "computed by this process" in line for line in said)
-    assert len(store.load("toy")) == 8 and not list(tmp_path.rglob(".*.lock"))
+    assert len(store.load("toy")) == 8 and not list(store.folder.rglob(".*.lock"))
 
 
 @pytest.mark.slow
