@@ -60,7 +60,7 @@ class DataParallel:
 
     The latter two finish an update during the next forward pass, layer by layer: when a parameter
     is read from its module, by its layer or any other code (tied weights, the loss, a moving
-    average, a clamp, `state_dict`, a copy), or the optimizer's state is. A compiled layer is
+    average, a clamp, `state_dict`, a copy), or the optimizer's `state_dict`. A compiled layer is
     updated in `step`, and so is a parameter that a module also holds in another attribute. Code
     that holds parameters outside the model (a list made before, the optimizer's groups) must call
     `finish` before reading or changing them, or give ``overlap=False``: `step` then has all
@@ -123,10 +123,8 @@ class DataParallel:
                 f"model is a {type(model).__name__}; give the module itself, and micro_batch= to "
                 "compute a mini-batch in parts"
             )
-        for name, choice, allowed in (
-            ("averaging", averaging, METHODS),
-            ("check", check, get_args(Choice)),
-        ):
+        choices = {"averaging": (averaging, METHODS), "check": (check, get_args(Choice))}
+        for name, (choice, allowed) in choices.items():
             if choice not in allowed:
                 raise ValueError(f"{name} is {choice!r}; choose {', '.join(allowed)}")
         check_initialized(model, trained=True)
@@ -240,8 +238,8 @@ class DataParallel:
             raise
         except Exception:
             self._asked = False  # so that others, which may not have failed, are not out of step
-            if self._averager is not None:
-                self._averager.abandon()
+            if engine := self._averager or self._allreduce:
+                engine.abandon()
             raise
         total_s = time.perf_counter() - start
         # Communications of an averager that ended in this step are mostly the previous step's.
@@ -293,8 +291,8 @@ class DataParallel:
     ) -> list[Tensor]:
         """Compute pieces and update; return their losses."""
         losses = []
-        if self._averager is not None:
-            self._averager.begin()
+        if engine := self._averager or self._allreduce:
+            engine.begin()
         self.optimizer.zero_grad(set_to_none=True)
         for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
             # A process without a share takes part with a gradient of zero.
@@ -341,6 +339,7 @@ class DataParallel:
 
     def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
         ddp = self._allreduce.network if self._allreduce is not None else None
+        engine = self._averager or self._allreduce
         network = ddp or self.model
         with nullcontext() if last or ddp is None else ddp.no_sync():
             outputs = call_model(network, to_device(inputs, self._device))
@@ -353,7 +352,8 @@ class DataParallel:
             loss = connected(weighted(loss, part), outputs)
             if self._averager is not None:
                 self._averager.check_read()
-                self._averager.gathering = last
+            if engine is not None:
+                engine.gathering = last
             scaled = loss if self._scaler is None else self._scaler.scale(loss)
             with without_autocast(self._device.type):
                 scaled.backward()

@@ -57,8 +57,8 @@ class _Costs(TorchDispatchMode):
 class Iteration:
     """A training step as a trace whose sizes and work are linear in the batch size, or quadratic.
 
-    What is four times as much of `MORE` as of `FEW` samples, such as a matrix of similarities, is
-    quadratic; all else is on a line.
+    What is more than three times as much of `MORE` as of `FEW` samples, such as a matrix of
+    similarities, is quadratic; all else is on a line.
     """
 
     small: Trace  # of `FEW` samples
@@ -170,7 +170,7 @@ class Iteration:
 
 def _bend(small: int, large: int) -> int:
     """The second difference of 0, `FEW` and `MORE` samples of what grows with the square."""
-    return large - 2 * small if large == (MORE // FEW) ** 2 * small else 0
+    return large - 2 * small if large > 3 * small > 0 else 0
 
 
 def _on_curve(batch: int, small: Any, large: Any, bend: Any) -> Vector:
@@ -242,11 +242,14 @@ def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
     """Record a step of two batch sizes, without computing anything.
 
     `step_of` returns a step of one model, which leaves nothing behind and whose optimizer has its
-    state. A ValueError where steps of two batch sizes differ in more than sizes.
+    state. A ValueError where steps of two batch sizes differ in more than sizes, or a size grows
+    faster than the square.
     """
     (small, costs), (large, larger) = (_record(step_of(batch)) for batch in (FEW, MORE))
     if small.functions != large.functions:
         raise ValueError(f"steps of {FEW} and {MORE} samples run different operations")
+    if any(large.sizes[name] > 7 * size > 0 for name, size in small.sizes.items()):
+        raise ValueError("memory grows faster than the square of the batch size")
     return Iteration(small, large, costs, larger)
 
 

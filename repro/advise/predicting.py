@@ -307,14 +307,15 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         return case.refused(single.smallest_budget + case.beside)
     if count == 1:
         prediction = _outofcore(case)
-        return replace(prediction, settings=prediction.settings | {"micro_batch": micro})
+        settings = prediction.settings | {"micro_batch": micro}
+        return replace(prediction, settings=settings, largest=None if prediction.fits else 0)
     settings = {"micro_batch": micro, "budget_bytes": budget}
     outcomes = []
     for repeats in sorted({2, min(count, 3)}):  # the third shows the time of each further one
         trace, order = repeated(single, plain, repeats)
         if trace.smallest_budget > budget:
             why = "one operation alone needs more"
-            return case.refused(trace.smallest_budget, why, settings=settings)
+            return case.refused(trace.smallest_budget + case.beside, why, settings=settings)
         seen = case.seen(case.times(plain, micro)[order])
         seconds, least, peak, host = case.swapped(trace, seen, case.speed.link)
         host += trace.held_bytes if trace.peak_bytes > budget else 0
