@@ -188,25 +188,24 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
     one of `trace` that takes as long; a sum takes as long as the last function.
     """
     lasting, last = trace.persistent, len(trace.functions) - 1
-    born = {name for name in iteration.gradients if name not in lasting}
+    gradients = iteration.gradients.difference(lasting)
+    updates = iteration.phases == UPDATE
     functions: list[Function] = []
     order: list[int] = []
 
-    def own(names: tuple[str, ...], time: int) -> tuple[str, ...]:
-        """A pass's own variables; the last pass keeps the names, as the update reads them."""
-        keeping = {name: 0 if name in born else times - 1 for name in names}
-        return tuple(n if n in lasting or time == keeping[n] else f"{n}.{time}" for n in names)
+    def own(name: str, time: int) -> str:
+        """A variable's name in a pass: gradients keep the first's, others the last's (updates)."""
+        kept = name in lasting or time == (0 if name in gradients else times - 1)
+        return name if kept else f"{name}.{time}"
 
-    updates = iteration.phases == UPDATE
     for time, number in product(range(times), np.flatnonzero(~updates).tolist()):
-        function = trace.functions[number]
-        both = own(function.inputs, time), own(function.outputs, time)
-        functions.append(Function(function.name, *both))
-        order.append(number)
-        for name in function.outputs:
-            if time and name in born and trace.accesses[name][0] == number:
-                functions.append(Function("aten.add_", (name, f"{name}.{time}"), (name,)))
-                order.append(last)
+        given = trace.functions[number]
+        inputs, outputs = (tuple(own(n, time) for n in ns) for ns in (given.inputs, given.outputs))
+        functions.append(Function(given.name, inputs, outputs))
+        made = [n for n in given.outputs if n in gradients and trace.accesses[n][0] == number]
+        sums = [Function("aten.add_", (n, own(n, time)), (n,)) for n in made if time]
+        functions += sums
+        order += [number, *[last] * len(sums)]
     order += np.flatnonzero(updates).tolist()
     functions += [trace.functions[number] for number in np.flatnonzero(updates)]
     ends = {name: number for number, f in enumerate(functions) for name in f.variables}
