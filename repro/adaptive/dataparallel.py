@@ -141,7 +141,7 @@ class DataParallel:
         self.averaging, self.micro_batch, self.overlap = averaging, micro_batch, overlap
         self.grad_norm: Tensor | None = None
         self._clip = clip_grad_norm
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._scaler = scaler or torch.amp.GradScaler(enabled=False)
         joined = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if joined else 0
         self.processes = dist.get_world_size() if joined else 1
@@ -317,25 +317,20 @@ class DataParallel:
     @property
     def _in_parts(self) -> bool:
         """Whether the optimizer is stepped bucket by bucket."""
-        whole = self._clip is not None or self._scaler is not None or not self.overlap
+        whole = self._clip is not None or self._scaler.is_enabled() or not self.overlap
         return self.processes > 1 and self.averaging != "allreduce" and not whole
 
     def _update(self) -> None:
         """Apply the update of the whole mini-batch at once."""
-        scaler = self._scaler
         if self._clip is not None:
-            if scaler is not None:
-                scaler.unscale_(self.optimizer)
+            self._scaler.unscale_(self.optimizer)
+            strict = not self._scaler.is_enabled()  # a scaler skips such a step
+            parameters = self.model.parameters()
             self.grad_norm = nn.utils.clip_grad_norm_(
-                self.model.parameters(),
-                self._clip,
-                error_if_nonfinite=scaler is None,  # a scaler skips such a step
+                parameters, self._clip, error_if_nonfinite=strict
             )
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
 
     def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
         ddp = self._allreduce.network if self._allreduce is not None else None
@@ -354,9 +349,8 @@ class DataParallel:
                 self._averager.check_read()
             if engine is not None:
                 engine.gathering = last
-            scaled = loss if self._scaler is None else self._scaler.scale(loss)
             with without_autocast(self._device.type):
-                scaled.backward()
+                self._scaler.scale(loss).backward()
         return loss.detach()
 
     def finish(self) -> None:
