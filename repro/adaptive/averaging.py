@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
@@ -80,6 +80,8 @@ class Allreduce:
         self._spans: list[tuple[float, float]] = []
         self._last_start = self._blocked_s = 0.0
         self._averaged: set[Tensor] = set()
+        self._under_way = False  # whether not all gradients of a mini-batch have come
+        self.gathering = False  # whether the next backward pass is the last of its mini-batch
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         # torch 2.13 has renamed this option.
         name = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in known)
@@ -89,14 +91,34 @@ class Allreduce:
         self.network = DistributedDataParallel(model, process_group=group, **options)
         self.network.register_comm_hook(None, self._timed_allreduce)
 
+    def begin(self) -> None:
+        """Begin a mini-batch."""
+        self._under_way = True
+
     def end(self) -> set[Tensor]:
         """End a mini-batch's backward passes, which wait for the last bucket.
 
         Returns the parameters of averaged gradients.
         """
+        self._under_way = False
         self._blocked_s = time.perf_counter() - self._last_start
         averaged, self._averaged = self._averaged, set()
         return averaged
+
+    def abandon(self) -> None:
+        """Discard a failed mini-batch, alike in all processes, whichever micro-batch failed.
+
+        Torch expects gradients from a forward pass on, and would average those of the next
+        micro-batch, whatever `no_sync` says.
+        """
+        if not self._under_way:
+            return
+        self.gathering = False
+        self._averaged.clear()
+        trained = [p for p in self.network.parameters() if p.requires_grad]
+        with suppress(RuntimeError):  # some gradients have come: torch refuses the next step
+            self.network.reducer.prepare_for_backward([])
+            torch.autograd.backward(trained, [torch.zeros_like(p) for p in trained])
 
     def take_timing(self, total_s: float) -> StepTiming:
         """Return the times since the last call, `total_s` in total."""
@@ -109,6 +131,10 @@ class Allreduce:
 
     def _timed_allreduce(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Average a bucket as DistributedDataParallel does, and note the time."""
+        if not self.gathering:  # called by `abandon`
+            unchanged = torch.futures.Future[Tensor]()
+            unchanged.set_result(bucket.buffer())
+            return unchanged
         start = self._last_start = time.perf_counter()
         self._averaged.update(bucket.parameters())
         flat = bucket.buffer().div_(dist.get_world_size(self._group))

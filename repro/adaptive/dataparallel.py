@@ -60,7 +60,7 @@ class DataParallel:
 
     The latter two finish an update during the next forward pass, layer by layer: when a parameter
     is read from its module, by its layer or any other code (tied weights, the loss, a moving
-    average, a clamp, `state_dict`, a copy), or the optimizer's state is. A compiled layer is
+    average, a clamp, `state_dict`, a copy), or the optimizer's `state_dict`. A compiled layer is
     updated in `step`, and so is a parameter that a module also holds in another attribute. Code
     that holds parameters outside the model (a list made before, the optimizer's groups) must call
     `finish` before reading or changing them, or give ``overlap=False``: `step` then has all
@@ -123,10 +123,8 @@ class DataParallel:
                 f"model is a {type(model).__name__}; give the module itself, and micro_batch= to "
                 "compute a mini-batch in parts"
             )
-        for name, choice, allowed in (
-            ("averaging", averaging, METHODS),
-            ("check", check, get_args(Choice)),
-        ):
+        choices = {"averaging": (averaging, METHODS), "check": (check, get_args(Choice))}
+        for name, (choice, allowed) in choices.items():
             if choice not in allowed:
                 raise ValueError(f"{name} is {choice!r}; choose {', '.join(allowed)}")
         check_initialized(model, trained=True)
@@ -143,7 +141,7 @@ class DataParallel:
         self.averaging, self.micro_batch, self.overlap = averaging, micro_batch, overlap
         self.grad_norm: Tensor | None = None
         self._clip = clip_grad_norm
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._scaler = scaler or torch.amp.GradScaler(enabled=False)
         joined = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if joined else 0
         self.processes = dist.get_world_size() if joined else 1
@@ -240,8 +238,8 @@ class DataParallel:
             raise
         except Exception:
             self._asked = False  # so that others, which may not have failed, are not out of step
-            if self._averager is not None:
-                self._averager.abandon()
+            if engine := self._averager or self._allreduce:
+                engine.abandon()
             raise
         total_s = time.perf_counter() - start
         # Communications of an averager that ended in this step are mostly the previous step's.
@@ -293,8 +291,8 @@ class DataParallel:
     ) -> list[Tensor]:
         """Compute pieces and update; return their losses."""
         losses = []
-        if self._averager is not None:
-            self._averager.begin()
+        if engine := self._averager or self._allreduce:
+            engine.begin()
         self.optimizer.zero_grad(set_to_none=True)
         for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
             # A process without a share takes part with a gradient of zero.
@@ -319,28 +317,24 @@ class DataParallel:
     @property
     def _in_parts(self) -> bool:
         """Whether the optimizer is stepped bucket by bucket."""
-        whole = self._clip is not None or self._scaler is not None or not self.overlap
+        whole = self._clip is not None or self._scaler.is_enabled() or not self.overlap
         return self.processes > 1 and self.averaging != "allreduce" and not whole
 
     def _update(self) -> None:
         """Apply the update of the whole mini-batch at once."""
-        scaler = self._scaler
         if self._clip is not None:
-            if scaler is not None:
-                scaler.unscale_(self.optimizer)
+            self._scaler.unscale_(self.optimizer)
+            strict = not self._scaler.is_enabled()  # a scaler skips such a step
+            parameters = self.model.parameters()
             self.grad_norm = nn.utils.clip_grad_norm_(
-                self.model.parameters(),
-                self._clip,
-                error_if_nonfinite=scaler is None,  # a scaler skips such a step
+                parameters, self._clip, error_if_nonfinite=strict
             )
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
 
     def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
         ddp = self._allreduce.network if self._allreduce is not None else None
+        engine = self._averager or self._allreduce
         network = ddp or self.model
         with nullcontext() if last or ddp is None else ddp.no_sync():
             outputs = call_model(network, to_device(inputs, self._device))
@@ -353,10 +347,10 @@ class DataParallel:
             loss = connected(weighted(loss, part), outputs)
             if self._averager is not None:
                 self._averager.check_read()
-                self._averager.gathering = last
-            scaled = loss if self._scaler is None else self._scaler.scale(loss)
+            if engine is not None:
+                engine.gathering = last
             with without_autocast(self._device.type):
-                scaled.backward()
+                self._scaler.scale(loss).backward()
         return loss.detach()
 
     def finish(self) -> None:

@@ -57,8 +57,8 @@ class _Costs(TorchDispatchMode):
 class Iteration:
     """A training step as a trace whose sizes and work are linear in the batch size, or quadratic.
 
-    What is four times as much of `MORE` as of `FEW` samples, such as a matrix of similarities, is
-    quadratic; all else is on a line.
+    What is more than three times as much of `MORE` as of `FEW` samples, such as a matrix of
+    similarities, is quadratic; all else is on a line.
     """
 
     small: Trace  # of `FEW` samples
@@ -170,7 +170,7 @@ class Iteration:
 
 def _bend(small: int, large: int) -> int:
     """The second difference of 0, `FEW` and `MORE` samples of what grows with the square."""
-    return large - 2 * small if large == (MORE // FEW) ** 2 * small else 0
+    return large - 2 * small if large > 3 * small > 0 else 0
 
 
 def _on_curve(batch: int, small: Any, large: Any, bend: Any) -> Vector:
@@ -188,25 +188,24 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
     one of `trace` that takes as long; a sum takes as long as the last function.
     """
     lasting, last = trace.persistent, len(trace.functions) - 1
-    born = {name for name in iteration.gradients if name not in lasting}
+    gradients = iteration.gradients.difference(lasting)
+    updates = iteration.phases == UPDATE
     functions: list[Function] = []
     order: list[int] = []
 
-    def own(names: tuple[str, ...], time: int) -> tuple[str, ...]:
-        """A pass's own variables; the last pass keeps the names, as the update reads them."""
-        keeping = {name: 0 if name in born else times - 1 for name in names}
-        return tuple(n if n in lasting or time == keeping[n] else f"{n}.{time}" for n in names)
+    def own(name: str, time: int) -> str:
+        """A variable's name in a pass: gradients keep the first's, others the last's (updates)."""
+        kept = name in lasting or time == (0 if name in gradients else times - 1)
+        return name if kept else f"{name}.{time}"
 
-    updates = iteration.phases == UPDATE
     for time, number in product(range(times), np.flatnonzero(~updates).tolist()):
-        function = trace.functions[number]
-        both = own(function.inputs, time), own(function.outputs, time)
-        functions.append(Function(function.name, *both))
-        order.append(number)
-        for name in function.outputs:
-            if time and name in born and trace.accesses[name][0] == number:
-                functions.append(Function("aten.add_", (name, f"{name}.{time}"), (name,)))
-                order.append(last)
+        given = trace.functions[number]
+        inputs, outputs = (tuple(own(n, time) for n in ns) for ns in (given.inputs, given.outputs))
+        functions.append(Function(given.name, inputs, outputs))
+        made = [n for n in given.outputs if n in gradients and trace.accesses[n][0] == number]
+        sums = [Function("aten.add_", (n, own(n, time)), (n,)) for n in made if time]
+        functions += sums
+        order += [number, *[last] * len(sums)]
     order += np.flatnonzero(updates).tolist()
     functions += [trace.functions[number] for number in np.flatnonzero(updates)]
     ends = {name: number for number, f in enumerate(functions) for name in f.variables}
@@ -242,11 +241,14 @@ def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
     """Record a step of two batch sizes, without computing anything.
 
     `step_of` returns a step of one model, which leaves nothing behind and whose optimizer has its
-    state. A ValueError where steps of two batch sizes differ in more than sizes.
+    state. A ValueError where steps of two batch sizes differ in more than sizes, or a size grows
+    faster than the square.
     """
     (small, costs), (large, larger) = (_record(step_of(batch)) for batch in (FEW, MORE))
     if small.functions != large.functions:
         raise ValueError(f"steps of {FEW} and {MORE} samples run different operations")
+    if any(large.sizes[name] > 7 * size > 0 for name, size in small.sizes.items()):
+        raise ValueError("memory grows faster than the square of the batch size")
     return Iteration(small, large, costs, larger)
 
 

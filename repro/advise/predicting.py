@@ -220,7 +220,8 @@ class _Case:
         done = plan.simulate(seen, link, LATENCY_S)
         least = min(bound(trace, self.budget, seen, link, LATENCY_S), done.time_s)
         seconds = done.time_s + len(done.transfers) * self.speed.moved_s
-        return seconds, least, done.peak_bytes, plan.host_bytes
+        held = trace.held_bytes if trace.peak_bytes > self.budget else 0
+        return seconds, least, done.peak_bytes, plan.host_bytes + held
 
 
 def _undivided(case: _Case) -> Prediction:
@@ -292,7 +293,6 @@ def _outofcore(case: _Case) -> Prediction:
     seconds, least, peak, host = case.swapped(trace, seen, link)
     if case.on_cpu and not in_file:
         given["reason"] = _SAME
-    host += trace.held_bytes
     return case.answer(peak + case.beside, seconds, least, host_bytes=host, **given)
 
 
@@ -307,26 +307,27 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         return case.refused(single.smallest_budget + case.beside)
     if count == 1:
         prediction = _outofcore(case)
-        return replace(prediction, settings=prediction.settings | {"micro_batch": micro})
+        settings = prediction.settings | {"micro_batch": micro}
+        return replace(prediction, settings=settings, largest=None if prediction.fits else 0)
     settings = {"micro_batch": micro, "budget_bytes": budget}
-    outcomes = []
-    for repeats in sorted({2, min(count, 3)}):  # the third shows the time of each further one
-        trace, order = repeated(single, plain, repeats)
-        if trace.smallest_budget > budget:
-            why = "one operation alone needs more"
-            return case.refused(trace.smallest_budget, why, settings=settings)
-        seen = case.seen(case.times(plain, micro)[order])
-        seconds, least, peak, host = case.swapped(trace, seen, case.speed.link)
-        host += trace.held_bytes if trace.peak_bytes > budget else 0
-        outcomes.append((seconds, least, peak, host))
-    first, last = np.array(outcomes[0]), np.array(outcomes[-1])
-    seconds, least = (first + (count - 2) * (last - first))[:2]
+    # The third micro-batch takes as long as each further one.
+    iterations = [repeated(single, plain, times) for times in sorted({2, min(count, 3)})]
+    if (least := max(trace.smallest_budget for trace, _ in iterations)) > budget:
+        why = "one operation alone needs more"
+        return case.refused(least + case.beside, why, settings=settings)
+    times = case.times(plain, micro)
+    outcomes = [
+        np.array(case.swapped(trace, case.seen(times[order]), case.speed.link))
+        for trace, order in iterations
+    ]
+    two, three = outcomes[0], outcomes[-1]
+    seconds, bound_s = (two + (count - 2) * (three - two))[:2]
+    peak, host = np.maximum(two, three)[2:].astype(int)
     first_s, more_s = case.streamed_s or (0.0, 0.0)
-    peak, host = np.maximum(first, last)[2:].astype(int)
     return case.answer(
         int(peak) + case.beside,
         float(seconds) + (first_s + (count - 1) * more_s),
-        float(least),
+        float(bound_s),
         host_bytes=int(host) + (0 if case.on_cpu else case.batch_bytes(case.batch)),
         settings=settings,
         reason=_SAME if case.on_cpu else "",

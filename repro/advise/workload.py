@@ -187,8 +187,7 @@ class Workload:
             loss_fn = loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn
             inputs, targets = to_device((inputs, targets), torch.device(device))
         optimizer = self.optimizer([p for p in model.parameters() if p.requires_grad])
-        lists = self.foreach and device is None and type(optimizer) is not torch.optim.Adafactor
-        for group in optimizer.param_groups if lists else ():
+        for group in optimizer.param_groups if self.foreach and device is None else ():
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True  # which lists take memory for
         return Parts(model, loss_fn, optimizer, inputs, targets)

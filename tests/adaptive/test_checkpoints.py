@@ -17,13 +17,8 @@ from repro.adaptive import (
 
 def test_round_trip(tmp_path):
     model = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
-    controller = ThetaController(8, 64, 0.1)
-    controller.observe(2.0, model.parameters())
-    state = {
-        "model": model.state_dict(),
-        "controller": controller.state_dict(),
-        "texts": ["θ", None, True, 3, (1.5, -math.inf)],
-    }
+    texts = ["θ", None, True, 3, (1.5, -math.inf)]
+    state = {"model": model.state_dict(), "texts": texts}
     path = tmp_path / "new" / "folder" / "last.pt"
     save_checkpoint(path, state)
     loaded = load_checkpoint(str(path))
@@ -31,9 +26,6 @@ def test_round_trip(tmp_path):
     for name, value in model.state_dict().items():
         assert torch.equal(loaded["model"][name], value)
         assert loaded["model"][name].stride() == value.stride()
-    other = ThetaController(8, 64, 0.1)
-    other.load_state_dict(loaded["controller"])
-    assert other.setting == controller.setting
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -48,6 +40,9 @@ def test_controllers_of_numpys_numbers(tmp_path):
         set_lr(optimizer, controller.setting.lr)
         state = {"controller": controller.state_dict(), "optimizer": optimizer.state_dict()}
         save_checkpoint(tmp_path / "a.pt", state)
+        other = kind(one, two, rate, **own, **given)
+        other.load_state_dict(load_checkpoint(tmp_path / "a.pt")["controller"])
+        assert other.setting == controller.setting
 
 
 def test_damage_is_refused(tmp_path):

@@ -572,14 +572,17 @@ def not_the_same(method, rank, what):
     return error, weights_of(model)
 
 
-def not_finite(method):
-    """A norm that is not finite, once; and then good steps."""
+def failed_by_both(method, what):
+    """An error in both processes, once; and then steps of unequally many micro-batches."""
     model = make()
     optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
-    parallel = parallel_of(model, optimizer, method, clip_grad_norm=1e9)
+    options = {"clip_grad_norm": 1e9, "micro_batch": 3, "check": "off"}
+    parallel = parallel_of(model, optimizer, method, **options)
+    parallel.loss_fn = None if what == "loss" else F.cross_entropy
     x, y = batch(0)
     error = error_of(parallel.step, x * float("nan"), y)
-    for number in range(2):
+    parallel.loss_fn = F.cross_entropy
+    for number in (1, 0):
         parallel.step(*batch(number))
     parallel.close()
     return error, weights_of(model)
@@ -827,7 +830,8 @@ def todo(rank):
             yield (method, *key), partial(function, method, *given, **options)
     yield "in parts", partial(error_of, whole, "all_to_all", "lamb")
     for method in METHODS:
-        yield (method, "not finite"), partial(not_finite, method)
+        for what in ("norm", "loss"):
+            yield (method, "failed by both", what), partial(failed_by_both, method, what)
         yield (method, "without last"), partial(without_last, method)
         for kind in (torch.bfloat16, torch.complex64):
             yield (method, "type", kind), partial(typed, method, kind)
@@ -896,11 +900,14 @@ def test_clipping_is_by_the_norm_of_the_whole_gradient(both, name):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_norm_that_is_not_finite_is_an_error_before_the_update(both, method):
-    wanted = weights_of(plainly(OPTIMIZERS["sgd"], 2)[0])
-    for (kind, text), weights in answers(both, method, "not finite"):
-        assert kind == "RuntimeError" and "non-finite" in text
-        assert_close(weights, wanted)
+@pytest.mark.parametrize(("what", "kind"), [("norm", "RuntimeError"), ("loss", "TypeError")])
+def test_an_error_in_all_processes_changes_nothing(both, method, what, kind):
+    """Such as a gradient's norm that is not finite; training goes on."""
+    model = make()
+    train(None, model, OPTIMIZERS["sgd"](list(model.parameters())), [batch(1), batch(0)])
+    for error, weights in answers(both, method, "failed by both", what):
+        assert error[0] == kind and (what == "loss" or "non-finite" in error[1])
+        assert_close(weights, weights_of(model))
 
 
 @pytest.mark.parametrize("method", METHODS)

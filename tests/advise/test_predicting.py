@@ -56,6 +56,13 @@ def similarities(outputs: Tensor, targets: Tensor) -> Tensor:
     return ce(outputs @ outputs.T, targets)
 
 
+def others(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Similarities with all other samples: a square without its diagonal."""
+    n = len(targets)
+    apart = (outputs @ outputs.T).flatten()[1:].view(n - 1, n + 1)[:, :-1]
+    return ce(outputs, targets) + apart.exp().mean()
+
+
 def neighbours(outputs: Tensor, targets: Tensor) -> Tensor:
     return ce(outputs, targets) + (outputs[1:] - outputs[:-1]).square().mean()
 
@@ -67,6 +74,7 @@ NETWORKS = {
     "U-Net": (partial(build, "unet", width=4, depth=2), masks, bce),
     "transformer": (Transformer, tokens, ce),
     "similarities": (lambda: nn.Linear(4, 4), rows, similarities),
+    "others": (lambda: nn.Linear(4, 4), rows, others),
     "neighbours": (lambda: nn.Linear(4, 4), rows, neighbours),
 }
 
@@ -120,7 +128,7 @@ def measured(name: str, method: str) -> int:
         *(("ResNet", m) for m in ("undivided", "accumulation", "mbs", "checkpointing")),
         ("DenseNet", "undivided"),
         *(("U-Net", m) for m in ("undivided", "save_on_cpu")),
-        *((name, "undivided") for name in ("similarities", "neighbours")),
+        *((name, "undivided") for name in ("similarities", "others", "neighbours")),
         *(("transformer", m) for m in ("mbs", "checkpointing", "save_on_cpu")),
     ],
 )
@@ -267,6 +275,10 @@ def test_a_step_that_depends_on_values_is_refused_with_its_line(decide, told):
     with pytest.raises(AdviceError, match=rf"test_predicting\.py:\d+, `.*{told}") as refused:
         predict(own, "undivided", 4, PLENTY)
     assert "must not depend on values" in str(refused.value)
+    triplets = lambda o, t: ce(o, t) + (o[:, None, None] * o[:, None] * o).sum()  # noqa: E731
+    cubes = Workload.of(nn.Linear(4, 4), example=example, loss_fn=triplets)
+    with pytest.raises(AdviceError, match="grows faster than the square of the batch size"):
+        predict(cubes, "undivided", 4, PLENTY)
     unequal = Workload.of(nn.Linear(4, 4), example=(torch.randn(3, 4), example[1]))
     with pytest.raises(AdviceError, match=r"^the example's tensors have \[2, 3\] samples"):
         predict(unequal, "undivided", 4, PLENTY)
