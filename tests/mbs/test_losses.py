@@ -284,6 +284,12 @@ def test_no_draw_of_samples_hides_a_wrong_loss(micro, dtype):
                 error_of(loss_fn, targets, micro=micro, autocast=dtype)
 
 
+def test_micro_batches_of_equal_weight_hide_no_wrong_loss():
+    loss_fn = lambda o, t: F.cross_entropy(o, t, weight=RARE)  # noqa: E731
+    with pytest.raises(LossCheckError):  # each micro-batch has 16 of either class
+        MicroBatchStreamer(make_model(), loss_fn, 32).backward(X[:64], torch.arange(64) % 2 + 2)
+
+
 def test_values_that_labels_had_not_before_are_checked():
     lacking = torch.where(LABELS == 1, 2, LABELS)  # 1 comes later, between the others
     for first, later, options in (

@@ -88,16 +88,18 @@ class Counting(nn.Module):
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x):
-        if self.kind == "buffer":
+        if self.kind in ("buffer", "differentiates"):
             self.count.add_(1)
         elif self.kind == "replaced":
             self.count = self.count + 1
         else:
             self.calls += 1
+        if self.kind == "differentiates":  # which fails without a graph
+            torch.autograd.grad(self.linear(x).sum(), self.linear.bias)
         return self.linear(x) * (1 + 0.1 * (self.count + self.calls))
 
 
-@pytest.mark.parametrize("kind", ["buffer", "replaced"])
+@pytest.mark.parametrize("kind", ["buffer", "replaced", "differentiates"])
 def test_a_state_in_buffers_is_put_back_between_the_passes(kind):
     model, plain = Counting(kind), Counting(kind)
     over_the_batch(torch.cat([plain(X[a:b]) for a, b in PARTS]), Y).backward()

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 
 from repro.measure.batches import read_batch
 from repro.measure.loss_check import LossCheck, Sample
@@ -139,10 +140,25 @@ def test_random_numbers_and_lists_of_samples_raise_no_alarm(name, first):
     assert restored(Outputs(APART[name])).samples_stay_apart(sample(first))
 
 
+class Packed(nn.Module):
+    """Reads as many steps of each sample as it has positive values, and one more."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(1, 3, num_layers=2, dropout=0.5)
+
+    def forward(self, x):
+        parts = [row[: 1 + int((row > 0).sum()), None] for row in x]
+        return self.layer(pack_sequence(parts, enforce_sorted=False))[1][-1]
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_random_numbers_for_some_elements_alone_raise_no_alarm(seed):
+@pytest.mark.parametrize("kind", ["RReLU", "packed", "chosen"])
+def test_random_numbers_for_some_elements_alone_raise_no_alarm(kind, seed):
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 3), nn.RReLU())
+    chosen = lambda m, x, y: y.masked_scatter(x > 0, F.dropout(y[x > 0], 0.5, m.training))  # noqa: E731
+    models = {"packed": Packed(), "chosen": Outputs(chosen)}
+    model = models.get(kind) or nn.Sequential(nn.Linear(3, 3), nn.RReLU())
     assert restored(model).samples_stay_apart(sample(4))
 
 
