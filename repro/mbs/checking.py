@@ -65,20 +65,16 @@ class Verification:
             self._checked.discard("loss")
 
     def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
-        """Check model and loss if a check is due; with `alone` the piece is a whole mini-batch.
-
-        Raises:
-            LossCheckError: The losses of micro-batches do not add up to the mini-batch's.
-            MixedSamplesError: The model's outputs depend on the division into micro-batches.
-        """
+        """Check model and loss if a check is due; with `alone` the piece is a whole mini-batch."""
         if self._check == "off":
             return
         number, processes, weighing = piece.num_samples, self._setting.processes, self._weighing
+        due = {"loss", "mixing"} - (set() if self._check == "always" else self._checked)
         # The effect of `split` on a mini-batch is unknown here.
         unknown = weighing.known is None or piece.weights is not None or piece.batch is None
         # Undivided, too, it has two passes. Losses may exchange tensors between processes.
         read = self._two_pass and unknown and number > 1 and not processes.several
-        if read and self._is_due("loss"):
+        if read and "loss" in due:
             self._small(piece, size, self.compare.loss_reads_outputs)
             self._checked.add("loss")
         if alone and size >= number:  # undivided
@@ -90,21 +86,18 @@ class Verification:
             return
         # The paper's exact algorithm is checked only for parts divided by mistake.
         mixing = piece.batch is not None and (not in_paper or piece.batch.num_splittable() > 1)
-        if mixing and self._is_due("mixing"):
+        if mixing and "mixing" in due:
             made = self._small(piece, size, self.compare.samples_stay_apart)
             (self._checked if made else self._unmade).add("mixing")
             if self.compare.hidden_state:
                 self._stateful.append("something outside the model's buffers")
-        if loss and (self._has_news(piece, size) or self._is_due("loss")):
+        if loss and (self._has_news(piece, size) or "loss" in due):
             self._checked.discard("loss")  # after an error it is still to be checked
             made = size < number and self._of_micro_batches(piece, size)
             # Micro-batches may weigh the same by chance, as with equally many of each class.
             if not made or piece.weights is None:
                 made = self._small(piece, size, self.compare.loss_adds_up) or made
             (self._checked if made else self._unmade).add("loss")
-
-    def _is_due(self, check: str) -> bool:
-        return self._check == "always" or check not in self._checked
 
     def _has_news(self, piece: Piece, size: int) -> bool:
         """Whether there are values, or a micro-batch without weight, as in no mini-batch before."""

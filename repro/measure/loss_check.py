@@ -78,7 +78,8 @@ class Sample:
 class LossCheck:
     """Compares losses and outputs of samples computed together and in parts.
 
-    No backward pass through the model is made, and everything is restored.
+    No backward pass through the model is made, and everything is restored. A loss that does not add
+    up is a `LossCheckError`; outputs that depend on the division are a `MixedSamplesError`.
 
     Args:
         model: The model.
@@ -118,9 +119,6 @@ class LossCheck:
 
         Outputs are computed once, so that layers' random numbers and batch statistics do not
         matter. The first groups are used, as far as `room` in host memory, in bytes, holds outputs.
-
-        Raises:
-            LossCheckError: The losses do not add up.
         """
         # Training SyncBatchNorm would wait for processes that check nothing.
         return self._attempt(self._compare_outputs, sample, room, evaluating=nn.SyncBatchNorm)
@@ -129,9 +127,6 @@ class LossCheck:
         """Compare the losses of a few samples; return whether that was possible.
 
         They are computed as a whole, too: a loss may depend on more than outputs and targets.
-
-        Raises:
-            LossCheckError: The losses do not add up.
         """
         # In training mode first, as far as that is repeatable.
         ways: tuple[tuple[Callable[..., bool], Any], ...] = (
@@ -145,8 +140,7 @@ class LossCheck:
     def loss_reads_outputs(self, sample: Sample) -> bool:
         """Compare what a loss reaches with and without a graph of the model; return whether it ran.
 
-        Raises:
-            LossCheckError: It reads what the forward pass leaves elsewhere than in its outputs.
+        It is refused if it reads what the forward pass leaves elsewhere than in its outputs.
         """
         return self._attempt(self._compare_reached, sample, evaluating=nn.SyncBatchNorm)
 
@@ -156,9 +150,6 @@ class LossCheck:
         They are computed once beside other samples and once beside copies of themselves, with the
         same random numbers, and alone unless numbers are drawn: outputs differ if a tensor that all
         samples need was divided, or if the model compares or counts samples.
-
-        Raises:
-            MixedSamplesError: The outputs depend on how the samples were divided.
         """
         # A layer without running statistics mixes samples in evaluation mode, too.
         if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in self._modules):

@@ -59,6 +59,13 @@ def error_of(loss_fn, targets, model=None, inputs=X, micro=16, **options):
     return max(float(difference), float((result.loss - loss).abs() / loss.abs()))
 
 
+def arguments(form, inputs, targets, at):
+    """The mini-batch as `backward` takes it: whole, or as two pieces divided there."""
+    if "pieces" not in form:
+        return inputs, targets
+    return (iter([(inputs[:at], targets[:at]), (inputs[at:], targets[at:])]),)
+
+
 PIXELS = torch.randint(-1, 4, (N, 2, 3), generator=GENERATOR)
 BYTES = LABELS.to(torch.uint8)
 BYTES[:20] = 156  # -100 as uint8
@@ -172,10 +179,7 @@ def test_what_is_no_mean_is_refused_and_exact_in_two_passes(name, form):
     before, rng = [p.grad for p in model.parameters()], torch.get_rng_state()
     streamer = MicroBatchStreamer(model, loss_fn, 16, autocast=dtype)
     with pytest.raises(LossCheckError, match=r"(?s)weights=.*normalization='none'.*two_pass=True"):
-        if form == "pieces":
-            streamer.backward(iter([(x[:40], targets[:40]), (x[40:], targets[40:])]))
-        else:
-            streamer.backward(x, targets)
+        streamer.backward(*arguments(form, x, targets, 40))
     for p, g in zip(model.parameters(), before, strict=True):
         assert p.grad is g and bool((g == 1).all())
     assert torch.equal(torch.get_rng_state(), rng)
@@ -364,10 +368,9 @@ def test_tensors_that_neither_model_nor_loss_has_are_trained_exactly(kind, form)
             return F.cross_entropy(outputs, targets) * (-leaf).exp() + leaf
         return F.cross_entropy(outputs @ leaf if kind == "head" else outputs, targets)
 
-    pieces = [(X[:40], LABELS[:40]), (X[40:], LABELS[40:])]
     size = form if form in (16, "auto") else 16
     streamer = MicroBatchStreamer(model, loss_fn, size, two_pass=form == "two_pass")
-    streamer.backward(*((iter(pieces),) if form == "pieces" else (X, LABELS)))
+    streamer.backward(*arguments(str(form), X, LABELS, 40))
     whole = torch.autograd.grad(loss_fn(model(X), LABELS), leaf)[0]
     assert torch.allclose(leaf.grad - 1, whole, rtol=1e-11)
     before = leaf.grad.clone()
