@@ -65,46 +65,51 @@ class Verification:
             self._checked.discard("loss")
 
     def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
-        """Check model and loss if a check is due; with `alone` the piece is a whole mini-batch.
-
-        Raises:
-            LossCheckError: The losses of micro-batches do not add up to the mini-batch's.
-            MixedSamplesError: The model's outputs depend on the division into micro-batches.
-        """
+        """Check model and loss if a check is due; with `alone` the piece is a whole mini-batch."""
+        if self._check == "off":
+            return
+        number, processes, weighing = piece.num_samples, self._setting.processes, self._weighing
+        due = {"loss", "mixing"} - (set() if self._check == "always" else self._checked)
         # The effect of `split` on a mini-batch is unknown here.
-        unknown = self._weighing.known is None or piece.weights is not None or piece.batch is None
-        in_paper = self._weighing.normalization == "paper"
-        loss = unknown and not self._two_pass and not in_paper
-        # The paper's exact algorithm is checked only for parts divided by mistake.
-        mixing = piece.batch is not None and (not in_paper or piece.batch.num_splittable() > 1)
-        number = piece.num_samples
-        always = self._check == "always"
+        unknown = weighing.known is None or piece.weights is not None or piece.batch is None
         # Undivided, too, it has two passes. Losses may exchange tensors between processes.
-        read = self._two_pass and unknown and number > 1 and not self._setting.processes.several
-        if self._check != "off" and read and (always or "loss" not in self._checked):
+        read = self._two_pass and unknown and number > 1 and not processes.several
+        if read and "loss" in due:
             self._small(piece, size, self.compare.loss_reads_outputs)
             self._checked.add("loss")
-        if self._check == "off" or not (loss or mixing) or (alone and size >= number):
+        if alone and size >= number:  # undivided
             return
-        if number < 2 or self._setting.processes.sharded:  # all its processes would have to check
+        in_paper = weighing.normalization == "paper"
+        loss = unknown and not self._two_pass and not in_paper
+        if number < 2 or processes.sharded:  # all its processes would have to check
             self._unmade |= {"loss"} if loss else set()
             return
-        new = loss and piece.batch is not None and self._novelty.in_batch(piece.batch)
-        weighed = loss and piece.batch is not None and piece.weights is not None
-        if weighed and 0 in self._weighing.plan(piece, size).weights:
-            # It is left out: right only where its loss is divided by its own weight, which is 0.
-            new |= "empty" not in self._checked
-            self._checked.add("empty")
-        if mixing and (always or "mixing" not in self._checked):
+        # The paper's exact algorithm is checked only for parts divided by mistake.
+        mixing = piece.batch is not None and (not in_paper or piece.batch.num_splittable() > 1)
+        if mixing and "mixing" in due:
             made = self._small(piece, size, self.compare.samples_stay_apart)
             (self._checked if made else self._unmade).add("mixing")
             if self.compare.hidden_state:
                 self._stateful.append("something outside the model's buffers")
-        if loss and (always or "loss" not in self._checked or new):
+        if loss and (self._has_news(piece, size) or "loss" in due):
             self._checked.discard("loss")  # after an error it is still to be checked
             made = size < number and self._of_micro_batches(piece, size)
-            made = made or self._small(piece, size, self.compare.loss_adds_up)
+            # Micro-batches may weigh the same by chance, as with equally many of each class.
+            if not made or piece.weights is None:
+                made = self._small(piece, size, self.compare.loss_adds_up) or made
             (self._checked if made else self._unmade).add("loss")
+
+    def _has_news(self, piece: Piece, size: int) -> bool:
+        """Whether there are values, or a micro-batch without weight, as in no mini-batch before."""
+        if piece.batch is None:
+            return False
+        new = self._novelty.in_batch(piece.batch)
+        if piece.weights is None or "empty" in self._checked:
+            return new
+        # One without weight is left out: right only where its loss is divided by that weight, 0.
+        empty = 0 in self._weighing.plan(piece, size).weights
+        self._checked |= {"empty"} if empty else set()
+        return new or empty
 
     def _of_micro_batches(self, piece: Piece, size: int) -> bool:
         """Compare the losses of micro-batches with the whole loss; return whether that ran."""

@@ -74,7 +74,8 @@ class Retries:
                     done = run(size)
                 if meter is not None:
                     self.sizer.observed(max(done[0].sizes), meter.peak_bytes)
-                break
+                self.sizer.succeeded()
+                return done
             except Exception as error:
                 size = self._too_large or size  # set in the process that ran out
                 if not is_out_of_memory(error) or size == 1 or setting.processes.sharded:
@@ -91,8 +92,6 @@ class Retries:
             release_memory(device)
             self.sizer.failed(size)
             self.count += 1
-        self.sizer.succeeded()
-        return done
 
     def _measure(self, piece: Piece, roots: Sequence[nn.Module], size: int) -> tuple[int, int, int]:
         """Measure the memory of micro-batches without side effects, see `AutoSizer.probe`.

@@ -12,7 +12,7 @@ from repro.mbs.errors import NondeterministicModelError, explained
 from repro.mbs.setting import Setting
 from repro.mbs.weighing import Totals
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
-from repro.measure.loss_check import without_graph
+from repro.measure.loss_check import WithoutGraph
 
 # Relative difference of two equal computations by nondeterministic kernels (sums by atomic
 # additions): some eps, amplified by depth. New random numbers cause far larger differences.
@@ -61,14 +61,20 @@ def run_two_passes(
     precision, ledger = setting.precision, setting.ledger
     # First pass: all outputs, without a graph.
     buffers = ledger.buffers.copies()
-    states, outputs, sketches = [], [], []
+    states: list[Callable[[], None]] = []
+    outputs, sketches, forward = [], [], WithoutGraph()
+
+    def again() -> None:  # of the first micro-batch, which shows that the model needs a graph
+        states[-1]()
+        ledger.buffers.write(buffers)
+
     stream = zip(setting.stager.stream(plan.parts()), plan.bounds, strict=True)
     with torch.no_grad(), precision.forward():
         for (inputs, _), bound in stream:
             states.append(ledger.random_state())
             call = partial(call_model, setting.module, inputs)
             with explained(bound, plan.bounds[-1][1]):
-                outputs.append(own_memory(without_graph(call, states[-1]), inputs))
+                outputs.append(own_memory(forward(call, again), inputs))
             forward_ended()
             sketches.append(_sketch(outputs[-1], precision.dtype))
     # The second pass updates buffers and moments.

@@ -35,6 +35,7 @@ from repro.measure.loss_parts import (
     floats,
     joined,
     relative,
+    rows_of_part,
     tolerance,
 )
 from repro.measure.memory import is_out_of_memory
@@ -77,7 +78,8 @@ class Sample:
 class LossCheck:
     """Compares losses and outputs of samples computed together and in parts.
 
-    No backward pass through the model is made, and everything is restored.
+    No backward pass through the model is made, and everything is restored. A loss that does not add
+    up is a `LossCheckError`; outputs that depend on the division are a `MixedSamplesError`.
 
     Args:
         model: The model.
@@ -117,9 +119,6 @@ class LossCheck:
 
         Outputs are computed once, so that layers' random numbers and batch statistics do not
         matter. The first groups are used, as far as `room` in host memory, in bytes, holds outputs.
-
-        Raises:
-            LossCheckError: The losses do not add up.
         """
         # Training SyncBatchNorm would wait for processes that check nothing.
         return self._attempt(self._compare_outputs, sample, room, evaluating=nn.SyncBatchNorm)
@@ -128,9 +127,6 @@ class LossCheck:
         """Compare the losses of a few samples; return whether that was possible.
 
         They are computed as a whole, too: a loss may depend on more than outputs and targets.
-
-        Raises:
-            LossCheckError: The losses do not add up.
         """
         # In training mode first, as far as that is repeatable.
         ways: tuple[tuple[Callable[..., bool], Any], ...] = (
@@ -144,8 +140,7 @@ class LossCheck:
     def loss_reads_outputs(self, sample: Sample) -> bool:
         """Compare what a loss reaches with and without a graph of the model; return whether it ran.
 
-        Raises:
-            LossCheckError: It reads what the forward pass leaves elsewhere than in its outputs.
+        It is refused if it reads what the forward pass leaves elsewhere than in its outputs.
         """
         return self._attempt(self._compare_reached, sample, evaluating=nn.SyncBatchNorm)
 
@@ -155,16 +150,14 @@ class LossCheck:
         They are computed once beside other samples and once beside copies of themselves, with the
         same random numbers, and alone unless numbers are drawn: outputs differ if a tensor that all
         samples need was divided, or if the model compares or counts samples.
-
-        Raises:
-            MixedSamplesError: The outputs depend on how the samples were divided.
         """
         # A layer without running statistics mixes samples in evaluation mode, too.
         if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in self._modules):
             return True
         # Micro-batch statistics are the papers' behaviour, so that no model is refused for them.
-        # RReLU draws as many random numbers as there are negative elements.
-        kinds: tuple[Any, ...] = ((_NormBase, nn.RReLU), nn.Module)
+        # RReLU draws as many random numbers as there are negative elements; a recurrent layer's
+        # dropout of packed sequences depends on the lengths of all.
+        kinds: tuple[Any, ...] = ((_NormBase, nn.RReLU, nn.RNNBase), nn.Module)
 
         def made(check: Callable[..., bool]) -> bool:
             return any(self._attempt(check, sample, evaluating=kind) for kind in kinds)
@@ -328,7 +321,7 @@ class LossCheck:
         alone = self._rows(inputs)
 
         def last(inputs: Any) -> list[Tensor]:
-            return _of_part(alone, self._rows(inputs), total - count, count, total)[1]
+            return rows_of_part(alone, self._rows(inputs), total - count, count, total)[1]
 
         with _fails_as(
             MixedSamplesError,
@@ -340,6 +333,8 @@ class LossCheck:
         off, allowed = difference(whole, last(sample.twice)), self._tolerance(whole)
         if off is None or off <= allowed:
             return True
+        if self._numbers_after(sample.inputs) != self._numbers_after(sample.twice):
+            return False  # samples of other lengths drew others
         again = (difference(last(sample.inputs), whole) for _ in range(_REPEATS))
         if any(other is None or other > allowed for other in again):
             self.hidden_state = True
@@ -353,7 +348,7 @@ class LossCheck:
         """
         whole, total, start = self._rows(sample.inputs), sum(sample.counts), 0
         for (inputs, _), count in zip(sample.parts, sample.counts, strict=True):
-            ours, theirs = _of_part(self._rows(inputs), whole, start, count, total)
+            ours, theirs = rows_of_part(self._rows(inputs), whole, start, count, total)
             off, allowed, start = difference(ours, theirs), self._tolerance(theirs), start + count
             if off is not None and off > allowed:
                 if any(self._draws(sample.inputs, allowed) for _ in range(_REPEATS)):
@@ -370,6 +365,11 @@ class LossCheck:
             off = difference(first, floats(self._forward(inputs)))
             return drawn or off is None or off > allowed
 
+    def _numbers_after(self, inputs: Any) -> Any:
+        with self._undone():
+            self._forward(inputs)
+            return self._generators()
+
     def _rows(self, inputs: Any) -> list[Tensor]:
         with self._undone():
             return floats(self._forward(inputs))
@@ -377,7 +377,7 @@ class LossCheck:
     # Forward passes and losses
 
     def _forward(self, inputs: Any) -> Any:
-        return without_graph(partial(self._outputs, inputs))
+        return WithoutGraph()(partial(self._outputs, inputs))
 
     def _outputs(self, inputs: Any) -> Any:
         with self._context(), uncached():
@@ -413,20 +413,27 @@ class LossCheck:
         return tolerance(kinds, self._device, narrow=narrow, multiplied_by=self._multiplied_by)
 
 
-def without_graph(call: Callable[[], Any], again: Callable[[], None] = lambda: None) -> Any:
-    """Outputs without a graph; where the model needs one, called once more, after `again`."""
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            # Raised by checkpointing, which has no effect here.
-            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
-            return call()
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-    again()
-    with torch.enable_grad():  # the model may differentiate, or hook its activations
-        outputs = call()
-    return map_leaves(_detached, outputs)
+class WithoutGraph:
+    """Calls a model without a graph; where that fails, with one from then on."""
+
+    needs_graph = False  # the model differentiates, or hooks its activations
+
+    def __call__(self, call: Callable[[], Any], again: Callable[[], None] = lambda: None) -> Any:
+        """Outputs without a graph; `again` undoes a call that failed."""
+        if not self.needs_graph:
+            try:
+                with torch.no_grad(), warnings.catch_warnings():
+                    # Raised by checkpointing, which has no effect here.
+                    warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+                    return call()
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+            again()
+        with torch.enable_grad():
+            outputs = call()
+        self.needs_graph = True
+        return map_leaves(_detached, outputs)
 
 
 def _detached(leaf: Any) -> Any:
@@ -462,22 +469,6 @@ def _mixed(off: float, count: int) -> MixedSamplesError:
         f"each sample, and compare them in loss_fn, which is checked. If it is a normalisation "
         f"by the batch that may be one by the part, as BatchNorm's is, {_OFF}"
     )
-
-
-def _of_part(
-    alone: list[Tensor], whole: list[Tensor], start: int, count: int, total: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """A part's outputs with rows of its `count` samples, and their rows among the whole's."""
-    if len(alone) == len(whole):  # the others happen to be as long, or belong to no sample
-        pairs = zip(alone, whole, strict=True)
-        rows = [
-            (a, w[start : start + count]) for a, w in pairs if (len(a), len(w)) == (count, total)
-        ]
-        return [a for a, _ in rows], [w for _, w in rows]
-    each = len(alone) // count  # tensors for each sample, in a list
-    if (len(alone), len(whole)) != (each * count, each * total):
-        return [], []
-    return alone, whole[each * start : each * (start + count)]
 
 
 def _can_be_joined(leaf: Any) -> bool:

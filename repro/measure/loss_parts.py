@@ -354,3 +354,19 @@ def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
             return None
         together.append(torch.cat(list(column)))
     return replaced(outputs[0], together)
+
+
+def rows_of_part(
+    alone: list[Tensor], whole: list[Tensor], start: int, count: int, total: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """A part's outputs with rows of its `count` samples, and their rows among the whole's."""
+    if len(alone) == len(whole):  # the others happen to be as long, or belong to no sample
+        pairs = zip(alone, whole, strict=True)
+        rows = [
+            (a, w[start : start + count]) for a, w in pairs if (len(a), len(w)) == (count, total)
+        ]
+        return [a for a, _ in rows], [w for _, w in rows]
+    each = len(alone) // count  # tensors for each sample, in a list
+    if (len(alone), len(whole)) != (each * count, each * total):
+        return [], []
+    return alone, whole[each * start : each * (start + count)]

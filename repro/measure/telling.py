@@ -40,7 +40,9 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
             score += (rows <= 0).sum(1).numpy()
         if whole_numbers and target and few:
             _, inverse, counts = rows.unique(return_inverse=True, return_counts=True)
-            score += (number / counts.double())[inverse].mean(1).numpy()
+            # Of equally frequent classes the first and the last are told apart.
+            rarity = number / counts.double() + 1e-6 * torch.ones_like(counts).cumsum(0)
+            score += rarity[inverse].mean(1).numpy()
     order = np.argsort(score, kind="stable")
     if score[order[0]] == score[order[-1]]:
         order = np.arange(number)

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from test_losses import arguments
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,10 +47,7 @@ def test_deferred_statistics_are_the_full_batchs(form, micro, momentum):
     for num_samples in (20, 7, 13):
         x, y = batch(num_samples)
         full(x)
-        if "pieces" in form:
-            stream.backward(iter([(x[:5], y[:5]), (x[5:], y[5:])]))
-        else:
-            stream.backward(x, y)
+        stream.backward(*arguments(form, x, y, 5))
         assert_same_buffers(model, full)
     assert list(model.buffers())[2] == (6 if "views" in form else 3)
 

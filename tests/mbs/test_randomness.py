@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from test_losses import arguments
 from torch import nn
 
 from repro.mbs import HookError, MicroBatchStreamer, MixedSamplesError, NondeterministicModelError
@@ -88,16 +89,18 @@ class Counting(nn.Module):
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x):
-        if self.kind == "buffer":
+        if self.kind in ("buffer", "differentiates"):
             self.count.add_(1)
         elif self.kind == "replaced":
             self.count = self.count + 1
         else:
             self.calls += 1
+        if self.kind == "differentiates":  # which fails without a graph
+            torch.autograd.grad(self.linear(x).sum(), self.linear.bias)
         return self.linear(x) * (1 + 0.1 * (self.count + self.calls))
 
 
-@pytest.mark.parametrize("kind", ["buffer", "replaced"])
+@pytest.mark.parametrize("kind", ["buffer", "replaced", "differentiates"])
 def test_a_state_in_buffers_is_put_back_between_the_passes(kind):
     model, plain = Counting(kind), Counting(kind)
     over_the_batch(torch.cat([plain(X[a:b]) for a, b in PARTS]), Y).backward()
@@ -338,10 +341,7 @@ def test_hooks_on_parameters_are_called_once_with_the_mini_batchs_gradient(kind,
     F.cross_entropy(plain(X), Y).backward()
     size, two_pass = ("auto" if form == "auto" else 6), form == "two_pass"
     streamer = MicroBatchStreamer(model, F.cross_entropy, size, two_pass=two_pass)
-    if form == "pieces":
-        streamer.backward(iter([(X[:12], Y[:12]), (X[12:], Y[12:])]))
-    else:
-        streamer.backward(X, Y)
+    streamer.backward(*arguments(form, X, Y, 12))
     for _ in range(2):
         for p, q in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)

@@ -12,10 +12,17 @@ from repro.mbs.staging import Stager
 pytestmark = pytest.mark.gpu
 
 
-def pair(device, seed=0):
-    torch.manual_seed(seed)
+def pair(device, memory="pageable"):
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 4)).double()
-    return model.to(device), torch.randn(70, 64).double(), torch.randint(4, (70,))
+    x, y = torch.randn(70, 64).double(), torch.randint(4, (70,))
+    if memory == "pinned":
+        x, y = x.pin_memory(), y.pin_memory()
+    elif memory == "device":
+        x, y = x.to(device), y.to(device)
+    elif memory == "transposed":
+        x = x.t().contiguous().t()
+    return model.to(device), x, y
 
 
 def sleep(device):
@@ -32,15 +39,9 @@ def relative_error(got, want):
 @pytest.mark.parametrize(("micro", "prefetch"), [(3, 3), (16, 1), (64, 0)])
 @pytest.mark.parametrize("two_pass", [False, True])
 def test_streaming_equals_the_full_batch(device, memory, micro, prefetch, two_pass):
-    model, x, y = pair(device)
+    model, x, y = pair(device, memory)
     loss = F.cross_entropy(model(x.to(device)), y.to(device))
     expected = torch.autograd.grad(loss, list(model.parameters()))
-    if memory == "pinned":
-        x, y = x.pin_memory(), y.pin_memory()
-    elif memory == "device":
-        x, y = x.to(device), y.to(device)
-    elif memory == "transposed":
-        x = x.t().contiguous().t()
     options = {"prefetch": prefetch, "two_pass": two_pass, "device": device.type}
     streamer = MicroBatchStreamer(model, F.cross_entropy, micro, **options)
     for _ in range(2):  # with a ring to make, and with the ring made
@@ -101,11 +102,7 @@ def test_packed_sequences_arrive(device):
 
 @pytest.mark.parametrize("memory", ["pageable", "pinned", "device"])
 def test_the_loop_never_waits_for_the_device(device, no_waits, memory):
-    model, x, y = pair(device)
-    if memory == "pinned":
-        x, y = x.pin_memory(), y.pin_memory()
-    elif memory == "device":
-        x, y = x.to(device), y.to(device)
+    model, x, y = pair(device, memory)
     streamer = MicroBatchStreamer(model, F.cross_entropy, 16)
     streamer.backward(x, y)  # allocates the ring and the pinned staging buffers
     plan = Reader().read(x, y, None).plan(16)

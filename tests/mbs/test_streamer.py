@@ -4,11 +4,10 @@ import random
 import weakref
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_losses import dice
+from test_losses import arguments, dice
 from torch import nn
 
 from repro.mbs import (
@@ -22,6 +21,7 @@ from repro.mbs import (
     NonFiniteLossError,
 )
 from repro.measure import MemoryMeter
+from repro.measure.batches import bounds as splits
 
 MINI = [1, 16, 65]
 MICRO = [1, 3, 64]
@@ -60,12 +60,6 @@ def assert_equal_gradients(model, expected, relative):
     want = torch.cat([g.flatten() for g in expected])
     assert (got - want).norm() <= relative * want.norm()
     assert want.norm() > 0
-
-
-def splits(num_samples, micro):
-    """Sample ranges that differ in size by at most one."""
-    parts = np.array_split(np.arange(num_samples), -(-num_samples // micro))
-    return [(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 def with_a_rest(num_samples, micro):
@@ -290,8 +284,7 @@ def test_layers_that_are_put_in_later(change, form):
     streamer = MicroBatchStreamer(model, F.cross_entropy, 7 if form == "pieces" else form)
 
     def backward():
-        pieces = ((x[i : i + 14], y[i : i + 14]) for i in (0, 14))
-        streamer.backward(*((pieces,) if form == "pieces" else (x, y)))
+        streamer.backward(*arguments(str(form), x, y, 14))
 
     backward()
     if change == "head":
@@ -425,10 +418,7 @@ def test_a_bad_loss_leaves_everything_as_it_was(form, loss_fn, error, message):
     )
     state = state_of(model)
     with pytest.raises(error) as caught:
-        if form == "pieces":
-            streamer.backward(iter([(x[:8], y[:8]), (x[8:], y[8:])]))
-        else:
-            streamer.backward(x, y)
+        streamer.backward(*arguments(form, x, y, 8))
     if form not in ("two_pass", "auto"):
         caught.match(message)
     assert_unchanged(model, state)

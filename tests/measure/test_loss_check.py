@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 
 from repro.measure.batches import read_batch
 from repro.measure.loss_check import LossCheck, Sample
@@ -20,9 +21,9 @@ X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
 CPU = torch.device("cpu")
 
 
-def sample(first=3):
+def sample(first=3, x=X):
     groups = list(range(first)), list(range(first, 8))
-    return Sample.of(read_batch(X, X[:, :1]), groups, [float(len(g)) for g in groups], True)
+    return Sample.of(read_batch(x, x[:, :1]), groups, [float(len(g)) for g in groups], True)
 
 
 def check_of(loss):
@@ -139,11 +140,19 @@ def test_random_numbers_and_lists_of_samples_raise_no_alarm(name, first):
     assert restored(Outputs(APART[name])).samples_stay_apart(sample(first))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_numbers_for_some_elements_alone_raise_no_alarm(seed):
+@pytest.mark.parametrize("seed", [0, 1, 9, 55])  # 9, 55: as many steps in all
+@pytest.mark.parametrize("kind", ["RReLU", "packed", "chosen"])
+def test_random_numbers_for_some_elements_alone_raise_no_alarm(kind, seed):
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 3), nn.RReLU())
-    assert restored(model).samples_stay_apart(sample(4))
+    x = torch.randn(8, 3)
+    chosen = lambda m, x, y: y.masked_scatter(x > 0, F.dropout(y[x > 0], 0.5, m.training))  # noqa: E731
+    packed = nn.GRU(1, 3, num_layers=2, dropout=0.5)  # of samples of one to four steps
+    steps = lambda row: row[: 1 + int((row > 0).sum()), None]  # noqa: E731
+    packed.register_forward_pre_hook(lambda m, x: (pack_sequence([*map(steps, x[0])], False),))
+    packed.register_forward_hook(lambda m, x, outputs: outputs[1][-1])
+    models = {"packed": packed, "chosen": Outputs(chosen)}
+    model = models.get(kind) or nn.Sequential(nn.Linear(3, 3), nn.RReLU())
+    assert restored(model).samples_stay_apart(sample(4, x))
 
 
 def restored(model):
