@@ -47,6 +47,16 @@ class EpochSetting:
     dropout: float | None
     plan: DualBatchPlan | None
 
+    @property
+    def small_batch(self) -> int | None:
+        """B_S; None without a plan or without small-batch workers."""
+        return self.plan.small_batch if self.plan else None
+
+    @property
+    def large_batch(self) -> int | None:
+        """B_L; None without a plan or without large-batch workers."""
+        return self.plan.large_batch if self.plan and self.plan.n_large else None
+
 
 class CyclicProgressiveSchedule(Sequence[EpochSetting]):
     """The setting of every epoch: stages of learning rates, each with all sub-stages in turn.
