@@ -64,9 +64,10 @@ def run_two_passes(
     states: list[Callable[[], None]] = []
     outputs, sketches, forward = [], [], WithoutGraph()
 
-    def again() -> None:  # of the first micro-batch, which shows that the model needs a graph
+    def again() -> None:  # of the micro-batch, mostly the first, that shows that a graph is needed
         states[-1]()
-        ledger.buffers.write(buffers)
+        if len(states) == 1:
+            ledger.buffers.write(buffers)
 
     stream = zip(setting.stager.stream(plan.parts()), plan.bounds, strict=True)
     with torch.no_grad(), precision.forward():

@@ -108,7 +108,7 @@ class _StorageFollower(TorchDispatchMode):
         except BudgetExceededError as error:
             # The traceback keeps its frames, and so the refused allocation: free it.
             del result, returned, tensor
-            raise error.with_traceback(None) from None
+            raise error.with_traceback(None)  # noqa: B904 - an error being handled is shown, too
         return result
 
     def follow(self, tensor: torch.Tensor, given: Sequence[torch.UntypedStorage] = ()) -> None:

@@ -89,7 +89,9 @@ class Counting(nn.Module):
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x):
-        if self.kind in ("buffer", "differentiates"):
+        if self.kind == "later" and self.count:
+            torch.autograd.grad(self.linear(x).sum(), self.linear.bias)
+        if self.kind in ("buffer", "differentiates", "later"):
             self.count.add_(1)
         elif self.kind == "replaced":
             self.count = self.count + 1
@@ -100,7 +102,7 @@ class Counting(nn.Module):
         return self.linear(x) * (1 + 0.1 * (self.count + self.calls))
 
 
-@pytest.mark.parametrize("kind", ["buffer", "replaced", "differentiates"])
+@pytest.mark.parametrize("kind", ["buffer", "replaced", "differentiates", "later"])
 def test_a_state_in_buffers_is_put_back_between_the_passes(kind):
     model, plain = Counting(kind), Counting(kind)
     over_the_batch(torch.cat([plain(X[a:b]) for a, b in PARTS]), Y).backward()

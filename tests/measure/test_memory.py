@@ -97,6 +97,7 @@ def test_budget_admits_the_limit_refuses_one_byte_more_and_releases_it():
         with pytest.raises(torch.OutOfMemoryError, match="8,193 bytes") as caught:
             torch.empty(8 * KIB + 1, dtype=torch.uint8)
         assert is_out_of_memory(caught.value) and budget.peak_bytes == 8 * KIB
+        assert not caught.value.__suppress_context__  # an error that was being handled is shown
         a = block(6)  # while the error, with its traceback, is still at hand
         with pytest.raises(BudgetExceededError):
             block(4)
