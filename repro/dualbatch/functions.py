@@ -193,15 +193,18 @@ def _code_of(value: Any) -> str:
         return "" if _installed(value) else _text(value.__code__)
     kinds = (value if isinstance(value, type) else type(value)).__mro__
     methods = {
-        f"{kind.__qualname__}.{name}": getattr(method, "__func__", method)
+        (kind, name): inspect.unwrap(getattr(method, "__func__", method))
         for kind in kinds
-        if not _installed(kind)
         for name, method in sorted(vars(kind).items())
     }
-    functions = {n: m for n, m in methods.items() if isinstance(m, types.FunctionType)}
     # When the first optimizer is made, torch wraps its class's `step`, an inherited one as well.
-    own = {n: m for n, m in functions.items() if m.__qualname__ == n or not hasattr(m, "hooked")}
-    return "\n".join(f"{n} {_text(inspect.unwrap(m).__code__)}" for n, m in own.items())
+    return "\n".join(
+        f"{kind.__qualname__}.{name} {_text(method.__code__)}"
+        for (kind, name), method in methods.items()
+        if isinstance(method, types.FunctionType)
+        and not _installed(kind)
+        and all(methods.get((base, name)) is not method for base in kind.__mro__[1:])
+    )
 
 
 def _text(code: types.CodeType) -> str:

@@ -59,7 +59,7 @@ def _foretold(step: Step, args: Arguments, kwargs: Named) -> bool:
     known = step.signature
     if known.by_values and by_values(step.operation, args):
         return False
-    return not (known.makes or known.resizes) or step.form == form([*args, *kwargs.items()])
+    return not (known.makes or known.resizes) or step.form == form(known.name, args, kwargs)
 
 
 class Running:
@@ -160,7 +160,7 @@ class Running:
                 return result
             residency.clock += 1
             summed = None if into is None else residency.look_up(args[into])
-            given = form([*args, *kwargs.items()])
+            given = form(known.name, args, kwargs)
             entry = Entry(operation, inputs, written, made, given, summed, events)
             step = iterations.ran(step, entry)
             if step is not None and step.after:

@@ -6,6 +6,7 @@ import io
 import signal
 import sys
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -768,6 +769,14 @@ class TestAddresses:
             touch(tensors)
             assert tensors[0].sum().item() == KIB
 
+    def test_a_plan_holds_no_deep_copies(self):
+        tensors, ended = crowd(), []
+        with OutOfCore(AMPLE) as block:
+            for _ in range(5):
+                weakref.finalize(copy.deepcopy(tensors[0]).untyped_storage(), ended.append, 0)
+                block.step()
+            assert block.statistics.replayed and len(ended) == 5
+
     def test_what_pickle_took_of_a_tensor_outlives_it(self):
         with OutOfCore(AMPLE):
             taken = [torch.tensor([float(i)]).__reduce_ex__(2) for i in range(200)]
@@ -953,16 +962,17 @@ class TestOperations:
                 choose(x.mul_(1))
         assert counted
 
-    def test_a_batch_norm_that_repeats_is_not_sized_again(self, monkeypatch):
-        """On a CPU each makes an empty tensor, which is no variable and so in no plan."""
+    def test_a_batch_norm_and_adam_that_repeat_are_not_sized_again(self, monkeypatch):
+        """On a CPU a batch norm makes an empty tensor, which is no variable and so in no plan."""
         sized, size = [], running.result_bytes
         monkeypatch.setattr(running, "result_bytes", lambda *a: sized.append(a[0]) or size(*a))
         model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), torch.rand(4, 8)
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
         with OutOfCore(AMPLE) as block:
             for _ in range(5):
                 sized.clear()
                 model(x).sum().backward()
-                block.step()
+                optimizer.step()  # divides by other numbers each time
         assert not sized and block.statistics.replayed
 
     def test_a_mask_beside_other_indices_is_counted(self):
