@@ -121,22 +121,27 @@ def _signature(operation: OpOverload) -> Signature:
     )
 
 
-def form(name: str, args: Iterable[Any], kwargs: dict[str, Any] | None = None) -> list[Any]:
+_NOT_KEPT = (torch.ScriptObject, torch.UntypedStorage)  # have no ==, or hold memory
+
+
+def form(name: str, arguments: Iterable[Any]) -> list[Any]:
     """Return what gives an operation's results their sizes: its arguments, of tensors shapes.
 
     In torch's own operations a float beside a tensor gives none, as Adam's corrections.
     """
     made: list[Any] = []
-    for value in (*args, *(kwargs or {}).items()):
+    for value in arguments:
         if isinstance(value, torch.Tensor):
             value = None if value.is_nested else value.shape
-        elif isinstance(value, float) and made and isinstance(made[0], torch.Size):
-            value = float if name.startswith("aten.") else value
-        elif isinstance(value, list | tuple) and value and not isinstance(value[0], int):
-            value = form(name, value)
-        # The former have no ==, the latter would be held.
-        held = isinstance(value, torch.ScriptObject | torch.UntypedStorage)
-        made.append(None if held else value)
+        elif isinstance(value, (list, tuple)):
+            if value and not isinstance(value[0], int):
+                value = form(name, value)
+        elif isinstance(value, float):
+            if name.startswith("aten.") and made and isinstance(made[0], torch.Size):
+                value = float
+        elif isinstance(value, _NOT_KEPT):
+            value = None
+        made.append(value)
     return made
 
 

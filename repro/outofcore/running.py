@@ -59,7 +59,9 @@ def _foretold(step: Step, args: Arguments, kwargs: Named) -> bool:
     known = step.signature
     if known.by_values and by_values(step.operation, args):
         return False
-    return not (known.makes or known.resizes) or step.form == form(known.name, args, kwargs)
+    if not (known.makes or known.resizes):
+        return True
+    return step.form == form(known.name, (*args, *kwargs, *kwargs.values()))
 
 
 class Running:
@@ -160,7 +162,7 @@ class Running:
                 return result
             residency.clock += 1
             summed = None if into is None else residency.look_up(args[into])
-            given = form(known.name, args, kwargs)
+            given = form(known.name, (*args, *kwargs, *kwargs.values()))
             entry = Entry(operation, inputs, written, made, given, summed, events)
             step = iterations.ran(step, entry)
             if step is not None and step.after:
