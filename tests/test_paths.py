@@ -29,7 +29,7 @@ def cwd(tmp_path, monkeypatch):
 
 class TestDataFolders:
     def test_in_a_notebook_and_as_a_library(self, cwd, monkeypatch):
-        from repro.experiments.session import Session
+        Session = pytest.importorskip("repro.experiments.session").Session
 
         def asked(root):
             return [

@@ -73,7 +73,8 @@ def _profiled(function: Callable[[], Any], caller: str) -> list[Any]:
     # Without this the profiler writes a line to the terminal at every start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+    options: Any = {"profile_memory": True, "acc_events": True}  # without it torch 2.11 warns
+    with torch.profiler.profile(activities=activities, **options) as profiler:
         result = function()
     del result
     return list(profiler.profiler.kineto_results.events())

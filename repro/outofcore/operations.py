@@ -104,7 +104,9 @@ class RawAccess(TorchFunctionMode):
                 if by == "safetensors":
                     start = args[0].storage_offset() * args[0].element_size()
                     return self.owner.snapshot(args[0], keep=True).data_ptr() + start
-            self.owner.bring(args[0], lock=name in self.LOCKS)
+            for operand in reversed(args):  # `map_` reads others besides
+                if isinstance(operand, torch.Tensor):
+                    self.owner.bring(operand, lock=name in self.LOCKS)
         elif name in self.READ_ITEMS and self.owner.device.type != "cpu":
             for tensor in tensors_in([*args, *(kwargs or {}).values()]):
                 self.owner.bring(tensor, lock=False)

@@ -195,7 +195,8 @@ class Residency:
                 if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
                     continue
                 if tensor.device.type == "cpu" and not tensor._is_zerotensor():
-                    with suppress(NotImplementedError):  # a wrapper of a functional transform
+                    # A wrapper of a functional transform, or memory that was not allocated yet.
+                    with suppress(NotImplementedError, RuntimeError):
                         storage = tensor.untyped_storage()
                         if not storage.resizable() and storage.nbytes():
                             self._beside_aliases(storage, locked=True)

@@ -223,7 +223,7 @@ def test_what_the_caller_has_set_is_no_matter(without_gradients):
         with without_gradients():
             found = advise(model, 4, 10**6, example=example, probe_seconds=0.1, measure=True)
     finally:
-        torch.set_default_device("cpu")
+        torch.set_default_device(None)
     assert found["undivided"].measured_s and found.best is not None
     assert found["undivided"].peak_bytes == expected["undivided"].peak_bytes
 

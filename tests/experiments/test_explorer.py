@@ -7,7 +7,6 @@ import re
 import runpy
 from importlib import import_module
 
-import IPython.display
 import pytest
 from matplotlib.figure import Figure
 
@@ -16,6 +15,7 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.query import find_source
 
+display_module = pytest.importorskip("IPython.display")
 SITE = runpy.run_path(str(paths.ROOT / "docs" / "explorers.py"))
 
 
@@ -51,7 +51,7 @@ def test_shown_with_controls_and_as_it_is_at_first(monkeypatch):
     import ipywidgets
 
     shown = []
-    monkeypatch.setattr(IPython.display, "display", lambda data, **_: shown.append(data))
+    monkeypatch.setattr(display_module, "display", lambda data, **_: shown.append(data))
     explorer().show()
     *_, bundle = shown
     assert bundle["text/plain"] == "3 of <2>"

