@@ -61,6 +61,8 @@ def test_a_recipe_that_cannot_start_fails():
 @pytest.mark.slow
 @pytest.mark.parametrize("key", PAPERS)
 def test_the_first_and_the_last_run_of_a_gpu_of_each_experiment_start(key):
+    if key == "dualbatch":
+        pytest.importorskip("ray")
     paper = load_paper(key)
     chosen = {task: next(iter(names), "") for task, names in paper.datasets["gpu"].items()}
     runs = [r for artefact in paper.artefacts.values() for r in artefact.runs("gpu", chosen)]

@@ -28,6 +28,11 @@ from torch.utils.dlpack import to_dlpack
 from repro.outofcore import BudgetTooSmall, OutOfCore, record, running
 from repro.outofcore.operations import OutOfCoreWarning, _said, result_bytes
 
+# On a CPU, torch 2.13 leaves what is swapped out readable.
+READABLE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
+by_address = pytest.mark.skipif(not READABLE, reason="what is swapped out has no memory")
+BOUND = pytest.param("bound", marks=by_address)
+
 
 @pytest.fixture(autouse=True)
 def nothing_was_said():
@@ -167,7 +172,7 @@ class TestOthers:
                 os._exit(0 if right and [t.mean().item() for t in tensors] == values else 1)
             print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         """
-        assert child(code, "") == "0"
+        assert child(code, "") == ("0" if READABLE else "2")
         assert child(code, str(tmp_path)) == "2"  # of a file it has no copy
 
 
@@ -423,10 +428,6 @@ def foreign(tensor: torch.Tensor, how: str, folder: Path) -> torch.Tensor:
     return tensor.clone().share_memory_()
 
 
-READABLE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
-by_address = pytest.mark.skipif(not READABLE, reason="torch before 2.13 frees what is swapped out")
-
-
 def alias_of(tensor: torch.Tensor, how: str) -> torch.Tensor:
     """Return another tensor over the memory of one."""
     if how == "numpy":
@@ -440,9 +441,6 @@ def alias_of(tensor: torch.Tensor, how: str) -> torch.Tensor:
         return torch.frombuffer(place, dtype=tensor.dtype)
     export = to_dlpack if how == "bound" else torch.utils.dlpack.to_dlpack
     return torch.utils.dlpack.from_dlpack(export(tensor))
-
-
-BOUND = pytest.param("bound", marks=by_address)
 
 
 class TestMemoryOfOthers:
