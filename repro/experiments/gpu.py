@@ -8,6 +8,7 @@ of all records is written anew while more are computed.
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -15,9 +16,10 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from io import BytesIO
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,13 @@ from repro.experiments.design import SEEDS, Paper, Run, UsageError
 from repro.experiments.processes import WorkerDied, Workers
 from repro.experiments.query import LOCAL, find_source
 from repro.measure.checks import is_whole
-from repro.measure.files import replacing
+from repro.measure.files import cache_folder, replacing
 from repro.measure.host import cores
 from repro.records import RecordStore, local_store
 
 LIST = Path(__file__).with_name("gpu.toml")
 ARCHIVE, LOG, DOCTOR = "records.tar.gz", "log.txt", "doctor.json"
+TIMES = "*-experiments.sqlite"  # in the caches' folder: measured for minutes, and used by others
 _DOCTOR_S = 120.0  # at most; it took 17 s by an H100
 _STARTING_S = 12.0  # of a process: torch, the device, decoded images
 _LAST_ARCHIVE_S = 5.0
@@ -140,7 +143,8 @@ def plan(
     """Look up the runs of pieces, and which have no record.
 
     Records of this machine and those under ``results/reference`` count. A measurement counts if it
-    is of a device with the name of this one, or of any where `device` is None.
+    is of a device with the name of this one, or of any where `device` is None. Measurements of a
+    paper that another device has begun, and this one has not, come last.
     """
     from repro import datasets
     from repro.measure import describe_device
@@ -165,7 +169,9 @@ def plan(
                 left.append(replace(run, seeds=tuple(lacking)))
         without = [name for name in piece.data if name not in present]
         planned.append(Planned(piece, paper, runs, left, without))
-    return planned
+    return sorted(
+        planned, key=lambda one: one.measured and _begun_elsewhere(one.paper, profile, name)
+    )
 
 
 def _recorded(paper: Paper, profile: str, device: str | None) -> set[str]:
@@ -182,6 +188,17 @@ def _recorded(paper: Paper, profile: str, device: str | None) -> set[str]:
             if ours and (where == LOCAL or record.status != "failed"):
                 found.add(record.identity)
     return found
+
+
+def _begun_elsewhere(paper: Paper, profile: str, device: str | None) -> bool:
+    """Whether another device has measured a part of a paper, and this one, if any, has not."""
+    names = {
+        record.device["name"]
+        for records in find_source(paper, profile).records.values()
+        for record in records
+        if paper.experiments[record.experiment].measured(record.config)
+    }
+    return bool(names) and device not in {None, *names}
 
 
 def compute(
@@ -308,6 +325,12 @@ def _archiving(store: RecordStore, folder: Path) -> Iterator[None]:
             ):
                 for path in sorted(files):
                     archive.add(path, str(path.relative_to(store.folder.parent)))
+                for path in cache_folder().glob(TIMES):
+                    with closing(sqlite3.connect(path)) as times:  # while others write to it
+                        content = times.serialize()
+                    entry = tarfile.TarInfo(path.name)
+                    entry.size = len(content)
+                    archive.addfile(entry, BytesIO(content))
             written.update(files)
 
     def keep_writing() -> None:

@@ -175,7 +175,7 @@ def recording(stop: bool = False) -> Iterator[dict[str, Any]]:
         steps = seen.setdefault(id(parameters[0]), (parameters[0], []))[1]
         steps.append([*pending])
         pending.clear()
-        if len(steps) == STEPS:
+        if len(steps) == STEPS and all(steps):  # each with its loss: no graph was replayed
             first.update(_entry(parameters, steps))
             seen.clear()
             if stop:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from repro.measure import accelerator
+from repro.measure.memory import reset_peak
 
 
 def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> int:
@@ -22,7 +23,7 @@ def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> 
     if accelerator.is_accelerator(device):
         accelerator.synchronize(device)
         before = accelerator.memory_allocated(device)
-        accelerator.reset_peak_memory(device)
+        reset_peak(device)
         result = function()
         accelerator.synchronize(device)
         del result

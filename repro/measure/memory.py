@@ -169,10 +169,8 @@ class MemoryMeter:
         self._peak_bytes = self._peak_reserved_bytes = 0
         if self._queued:
             accelerator.synchronize(self.device)
-            for outer in _active_meters:
-                outer._note_peaks()
             accelerator.empty_cache(self.device)
-            accelerator.reset_peak_memory(self.device)
+            reset_peak(self.device)
             self.start_bytes = accelerator.memory_allocated(self.device)
         else:
             self._follower = _StorageFollower(self._grown)
@@ -221,6 +219,13 @@ class MemoryMeter:
 
     def _grown(self, live_bytes: int, size: int) -> None:
         self._peak_bytes = self._peak_reserved_bytes = max(self._peak_bytes, live_bytes)
+
+
+def reset_peak(device: torch.device | str) -> None:
+    """Make an accelerator's peak its memory of now; meters that are active keep theirs."""
+    for meter in _active_meters:
+        meter._note_peaks()
+    accelerator.reset_peak_memory(device)
 
 
 def comparable_peaks(meters: Sequence[MemoryMeter]) -> list[int]:

@@ -128,7 +128,8 @@ class Bench:
         key = key_of(kernel)
         listed = self.cache.listing(key, b)
         if listed is None:
-            with _undisturbed(kernel.device):
+            # Rounded as it will run: a library's workspace may depend on that.
+            with precision(kernel), _undisturbed(kernel.device):
                 listed = backends.listing(kernel, b)
             self.cache.store_listing(key, b, listed)
         for name, size in listed:

@@ -27,6 +27,7 @@ class Workspace:
 
     One kernel uses a segment at a time: on a CPU a second thread waits for its turn; on an
     accelerator a second stream waits for the first stream's work, and the host does not wait.
+    Replays of a CUDA graph are not seen: replay it on the stream that runs the layers otherwise.
     """
 
     def __init__(self, device: str, size: int = 0) -> None:

@@ -110,6 +110,18 @@ class TestFirstSteps:
             train({"steps": 12}, 1, None, "cpu")
         assert other["digest"] != whole["digest"]
 
+    def test_a_training_whose_passes_are_replayed_has_none(self):
+        model = nn.Linear(2, 1)
+        updates = torch.optim.SGD(model.parameters(), LR)
+        with recording() as first:
+            for _ in range(3):  # before the capture
+                model(torch.ones(4, 2)).mean().backward()
+            for _ in range(2 * STEPS):
+                updates.step()
+            assert not first
+            outcome = train({"steps": STEPS}, 0, None, "cpu")
+        assert [loss for (loss,) in first["losses"]] == outcome.metrics["losses"]
+
     def test_nothing_is_left_behind(self):
         backward = torch.Tensor.backward
         with pytest.raises(ZeroDivisionError), recording():

@@ -12,7 +12,9 @@ import pytest
 
 from repro.experiments import gpu
 from repro.experiments.design import UsageError
+from repro.experiments.microconv.experiments import kept_times
 from repro.experiments.run import Setting
+from repro.microconv import BenchmarkCache
 from repro.records import RecordStore, local_store
 
 TRAIN = gpu.Piece(
@@ -29,7 +31,8 @@ def no_piece_is_ended_for_a_slow_machine(monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path, results_folder):
+def folder(tmp_path, results_folder, monkeypatch):
+    monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out"
     out.mkdir()
     (out / gpu.DOCTOR).write_text("{}")  # so that it is not asked again
@@ -74,11 +77,15 @@ def test_what_is_no_list_is_refused(tmp_path, text, said):
 @pytest.mark.slow
 def test_what_is_missing_is_computed_once_and_archived(folder):
     lines = []
+    BenchmarkCache(kept_times()).store_times("kernel", 8, {"torch:native": [0.5]})
     assert gpu.compute([TRAIN, MEASURE], SMOKE, 500, folder, lines.append)
     assert [line.partition(" ")[0] for line in lines] == ["d", "b"], lines
     assert "2 computed" in lines[0] and "0 failed" in lines[0]
     names = archived(folder)
-    assert len(names) == 4 and all(name.startswith("smoke/") for name in names)
+    assert len(names) == 5 and all(name.startswith("smoke/") for name in names[1:])
+    with tarfile.open(folder / gpu.ARCHIVE) as archive:
+        archive.extract(names[0], folder, filter="data")
+    assert BenchmarkCache(folder / names[0]).times("kernel", 8) == {"torch:native": [0.5]}
     assert (folder / gpu.LOG).read_text().count(": ok (") == 3
     gpu.compute([TRAIN, MEASURE], SMOKE, 500, folder, lines.append)
     assert lines[2:] == ["nothing is missing: all runs have a record"]
@@ -97,7 +104,8 @@ def test_of_another_device_measurements_alone_are_missing(results_folder, monkey
         for record in local_store("smoke").read(paper)[0]:
             store.write(dataclasses.replace(record, device=record.device | {"name": "another"}))
             local_store("smoke").path(paper, record.experiment, record.key).unlink()
-    measurement, training = gpu.plan([MEASURE, TRAIN], "smoke", "cpu", None)
+    # What another device has begun comes last.
+    training, measurement = gpu.plan([MEASURE, TRAIN], "smoke", "cpu", None)
     assert not training.left and len(measurement.left) == len(measurement.runs) == 2
     assert not any(one.left for one in gpu.plan([TRAIN, MEASURE], "smoke", None, None))
 

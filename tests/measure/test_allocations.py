@@ -114,3 +114,7 @@ def test_the_peak_on_an_accelerator(device):
     a, b, c = (-(-kib * KIB // 512) * 512 for kib in (1000, 2000, 300))
     assert a < b and peak_allocation(lambda: one_after_the_other(device), device.type) == b + c
     assert peak_allocation(lambda: kept.zero_(), device) == 0
+    with MemoryMeter(device) as meter:
+        block(8 * KIB, device)
+        peak_allocation(lambda: kept.zero_(), device)
+    assert meter.peak_bytes - meter.start_bytes == 8 * KIB * KIB

@@ -122,6 +122,22 @@ def test_candidates_of_every_size(store, builtin, fast):
     assert (bench.measured, bench.cached) == (3, 0)
 
 
+def test_what_is_listed_is_rounded_as_what_is_timed(store, fast, monkeypatch):
+    products, seen, algorithms = torch.backends.mkldnn.matmul, [], fast.algorithms
+
+    def listed(kernel, b):
+        seen.append(products.fp32_precision)
+        return algorithms(kernel, b)
+
+    monkeypatch.setattr(fast, "algorithms", listed)
+    before, products.fp32_precision = products.fp32_precision, "tf32"
+    try:
+        make(store, fast).candidates(KERNEL, 2, [1, 2])
+    finally:
+        products.fp32_precision = before
+    assert seen == [KERNEL.math] * 2 == ["ieee"] * 2
+
+
 def test_only_what_was_asked_for_and_native_and_errs_little_is_measured(store, builtin, fast):
     builtin.known["direct"] = (linear(1), lambda b: 0)
     (ways,) = make(store, fast, names=("fast:small",)).candidates(KERNEL, 4, [4]).values()
