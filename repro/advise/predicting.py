@@ -21,7 +21,7 @@ LATENCY_S = 3e-5  # of starting a copy
 SWAPPED_SHARE = 0.8  # of an accelerator's memory for tensors; kernels and gaps take the rest
 _MOST = 1 << 24  # samples
 _TUNED = 800  # functions of a trace whose window is tuned in a second or two
-_SAME = "on a CPU the host's memory is the same: the process takes both"
+_SAME = "on a CPU the host's memory is the same: nothing is gained"
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class _Case:
     def __post_init__(self) -> None:
         self.plain = self.workload.plain
         self.undivided_s = float(self.times(self.plain, self.batch).sum())
+        self.one_memory = self.on_cpu and not self.simulated  # the device's is the host's
         self.beside = self.speed.beside_bytes
         available = self.memory if self.on_cpu else int(SWAPPED_SHARE * self.memory)
         self.budget = max(0, available - self.beside)  # for `OutOfCore`
@@ -261,7 +262,7 @@ def _checkpointing(case: _Case) -> Prediction:
 
 def _save_on_cpu(case: _Case) -> Prediction:
     base = case.undivided_s
-    if case.on_cpu and not case.simulated:  # `Tensor.cpu` of a tensor on the CPU is that tensor
+    if case.one_memory:  # `Tensor.cpu` of a tensor on the CPU is that tensor
         why = "on a CPU it keeps what it saves where that is: nothing is gained"
         return case.answer(case.undivided_bytes(case.plain, case.batch), base, reason=why)
 
@@ -289,10 +290,10 @@ def _outofcore(case: _Case) -> Prediction:
     if trace.peak_bytes <= budget:
         peak, why = trace.peak_bytes + case.beside, "nothing has to be swapped"
         return case.answer(peak, float(seen.sum()), reason=why, **given)
+    if case.one_memory and not in_file:
+        return replace(_undivided(case), reason=_SAME, settings=given["settings"])
     link = (FILE, FILE) if in_file else case.speed.link
     seconds, least, peak, host = case.swapped(trace, seen, link)
-    if case.on_cpu and not in_file:
-        given["reason"] = _SAME
     return case.answer(peak + case.beside, seconds, least, host_bytes=host, **given)
 
 
@@ -323,6 +324,8 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
     two, three = outcomes[0], outcomes[-1]
     seconds, bound_s = (two + (count - 2) * (three - two))[:2]
     peak, host = np.maximum(two, three)[2:].astype(int)
+    if case.one_memory and host:
+        return case.refused(int(peak + host) + case.beside, _SAME, settings=settings)
     first_s, more_s = case.streamed_s or (0.0, 0.0)
     return case.answer(
         int(peak) + case.beside,
@@ -330,7 +333,6 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         float(bound_s),
         host_bytes=int(host) + (0 if case.on_cpu else case.batch_bytes(case.batch)),
         settings=settings,
-        reason=_SAME if case.on_cpu else "",
     )
 
 

@@ -15,12 +15,11 @@ from repro.advise.iterations import BACKWARD, FORWARD, RECOMPUTE, UPDATE, Iterat
 from repro.advise.workload import Workload
 from repro.mbs import MicroBatchError, MicroBatchStreamer
 from repro.measure import MemoryMeter, accelerator, is_out_of_memory, memory_state
-from repro.measure.datasheets import DEVICES, REACHED, Device
+from repro.measure.datasheets import COPIED, DEVICES, REACHED, Device
 from repro.measure.machine import machine
 from repro.outofcore import BudgetTooSmall, OutOfCore, plan_swaps
 
 Phases = dict[str, float]  # seconds
-LINK = 25e9  # bytes/s each way between host and device, where nobody measures it: PCIe 4.0 ×16
 FILE = 1e9  # bytes/s of a file on an SSD
 SEEN_S = 2e-5  # that an operation takes longer under OutOfCore, on the host
 _MEASURED = (FORWARD, BACKWARD, UPDATE)
@@ -30,7 +29,7 @@ _ENOUGH_S = 3.0  # of steps that swap
 _MICRO = 3  # micro-batches, to tell the first from others
 _LINK_BYTES = 2**26
 # In the place of a data sheet of a CPU, to share measured times out among operations.
-_CPU = Device("cpu", 1e11, 1e11, 4e10, 0)
+_CPU = Device("cpu", 1e11, 1e11, 4e10, 0, 1e10)
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Speed:
 
     device: Device  # by whose rates the operations of a step compare with each other
     grounds: str  # source of the seconds
-    link: tuple[float, float] = (LINK, LINK)  # bytes/s of copies (to the device, to the host)
+    link: tuple[float, float]  # bytes/s of copies (to the device, to the host)
     seen_s: float = SEEN_S  # extra seconds of each operation under `OutOfCore`
     moved_s: float = 0.0  # extra seconds of each of its copies over a simulation
     block_s: float = 0.0  # extra seconds of a recomputed block over its operations
@@ -59,9 +58,10 @@ class Speed:
         ``"cpu"`` is a CPU of which only the proportions are known.
         """
         if name == "cpu":
-            return cls(_CPU, "a CPU's proportions, not measured", (1e10, 1e10))
-        copies = f"copies at {LINK / 1e9:g} GB/s"
-        return cls(DEVICES[name], f"the data sheet of {name} at {REACHED:.0%}, ESTIMATED; {copies}")
+            return cls(_CPU, "a CPU's proportions, not measured", (_CPU.link, _CPU.link))
+        link = COPIED * DEVICES[name].link
+        grounds = f"the data sheet of {name} at {REACHED:.0%}, copies at {COPIED:.0%}, ESTIMATED"
+        return cls(DEVICES[name], grounds, (link, link))
 
     def seconds(self, iteration: Iteration, plain: Iteration, batch: int) -> Vector:
         """Seconds of each function of a step at a batch size, (n,).
