@@ -76,7 +76,7 @@ def rows() -> Iterator[tuple[str, Callable[..., Tensor], Any, str, Options]]:
     yield "… with `ignore_index`", nn.CrossEntropyLoss(), IGNORED, "", {}
     yield "… with `weight`", nn.CrossEntropyLoss(weight=WEIGHT), LABELS, "", {}
     both = nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1)
-    yield "… with all three, `label_smoothing`", both, IGNORED, "", {}
+    yield "… with both and `label_smoothing`", both, IGNORED, "", {}
     yield "… probabilities as targets", cross, VALUES.softmax(1), "", {}
     yield '… `reduction="sum"`', nn.CrossEntropyLoss(reduction="sum"), LABELS, "", {}
     none = nn.CrossEntropyLoss(reduction="none")

@@ -109,7 +109,7 @@ class TestNumbers:
             shown = re.findall(r"`python -m repro show (\w+/\w+)[^`]*`, an\s+excerpt", above)
             if page == "README.md" and head[0].startswith("method"):
                 quoting = [(_ARTEFACT.findall(row[2]), row[2]) for row in rows]
-            elif head[0].startswith("artefact, for"):
+            elif head[0].startswith("table or figure, and"):
                 quoting = [(_ARTEFACT.findall(row[0]), " ".join(row[1:])) for row in rows]
             else:
                 text = "\n".join(" ".join(row) for row in rows).replace("(baseline)", "")
