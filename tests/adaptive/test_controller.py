@@ -127,6 +127,43 @@ class TestAlgorithm1:
         steps = with_thetas(ThetaController(8, 8, 0.1, interval=1), [1.0] * 3)
         assert {(s.batch_size, s.lr) for s in steps} == {(8, 0.1)}
 
+    def test_a_factor_of_less_than_a_sample_is_one(self):
+        steps = with_thetas(ThetaController(8, 64, 0.1, 1.01, interval=1), curve(0, 3))
+        assert [s.batch_size for s in steps] == [8, 9, 10, 11]
+
+    @pytest.mark.parametrize(
+        ("costs", "thetas"),
+        [
+            ([11.0, 9.95, 9.9], [-1, 1, 1]),  # the lowest, but they have not been falling
+            ([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 4.2], [1, 2, 4, 8, 16, 32, 32]),  # not the lowest
+        ],
+    )
+    def test_k_is_not_found_without_progress(self, costs, thetas):
+        distances = [(10.0 - cost) / theta for cost, theta in zip(costs, thetas, strict=True)]
+        steps = follow(ThetaController(8, 64, 0.1), costs, distances)
+        assert [s.theta for s in steps[1:]] == pytest.approx(thetas)
+        assert {s.interval for s in steps} == {None}
+
+    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
+    @pytest.mark.parametrize(
+        ("interval", "costs", "batches"),
+        [
+            # They fall, from above that of w_0.
+            (10, [20.0 - i for i in range(10)], [8]),
+            # They fall again, but to no less than at the growth before.
+            (2, [9.0, 8.0, 8.5, 8.4, 8.3, 8.2, 8.15, 8.1, 8.05, 8.01], [8, 16]),
+            # The growth before was at a cost that was low by chance.
+            (5, [9.0, 8.0, 7.0, 6.0, 3.0, 4.4, 4.2, 4.0, 3.8, 3.6], [8, 16, 32]),
+            # The last ten fall, all since the growth before do not.
+            (20, [9.75 - i / 4 for i in range(20)] + [4.9 + i / 4 for i in range(11)]
+             + [7.3 - i / 9 for i in range(9)], [8, 16]),
+        ],
+    )  # fmt: skip
+    def test_a_growth_waits_for_progress(self, interval, costs, batches):
+        controller = ThetaController(8, 64, 0.1, interval=interval)
+        steps = follow(controller, costs, [1.0] * len(costs))
+        assert sorted({s.batch_size for s in steps}) == batches
+
     @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
     def test_rate_follows_the_batch_by_its_exponent(self, exponent):
         controller = ThetaController(16, 200, 0.1, interval=2, lr_exponent=exponent)
@@ -169,7 +206,12 @@ class TestDivergence:
         assert len(warned) == 1
         assert max(s.batch_size for s in steps) <= largest
         assert max(s.lr for s in steps) <= 0.1 * largest / 8
-        assert steps[-1].diverging and not steps[0].diverging
+        assert steps[-1].diverging and not any(s.diverging for s in steps[:5])
+
+    def test_what_is_lost_within_the_scatter_is_no_loss(self):
+        costs = [9.9, 10.1, 10.1] * 8
+        steps = follow(ThetaController(8, 64, 0.1), costs, [float(i + 1) for i in range(24)])
+        assert not any(s.diverging for s in steps)
 
     def test_a_new_lowest_cost_ends_it(self):
         costs = [6.0, 5.0, 4.5, *(4.5 * 1.1**i for i in range(1, 11)), 4.0, 3.9]

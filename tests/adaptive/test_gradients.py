@@ -75,6 +75,13 @@ class TestNorms:
             error = float(norms.std()) / len(norms) ** 0.5 if len(norms) > 1 else math.nan
             assert norm.mean == pytest.approx(float(norms.mean()), rel=1e-12)
             assert norm.error == pytest.approx(error, rel=1e-12, nan_ok=True)
+        total = nn.MSELoss(reduction="sum")  # of which the mean is meant
+        assert gradient_norms(model, (x, y), sizes, batches=64, loss_fn=total, seed=5) == [
+            GradientNorm(norm.batch_size, *map(pytest.approx, (norm.mean, norm.error)))
+            for norm in measured[:2]
+        ] + [
+            GradientNorm(64, pytest.approx(measured[2].mean), pytest.approx(math.nan, nan_ok=True))
+        ]
         # Numpy's sizes are as good as Python's.
         scales = [noise_scale(model, (x, y), kind(8), **options) for kind in (int, np.int64)]
         assert scales[0] == scales[1]

@@ -1,5 +1,6 @@
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -78,6 +79,16 @@ class TestFit:
         fitted = ScalingModel.fit(steps, messages, int(size), rounds)
         for name in vars(model):
             assert getattr(fitted, name) == pytest.approx(getattr(model, name), rel=1e-6), name
+
+    def test_steps_give_the_level_of_what_messages_give_the_ratio(self):
+        model = ScalingModel(1.0, 0.5, 0.02, 2.0)
+        messages = [(n, p, 2 * (p - 1) * (0.02 + n / p)) for n in (1, 2) for p in (2, 4)]
+        steps = measured(model, [(8, 1), (4, 2), (8, 4)])
+        slower = [replace(s, communication_s=3 * s.communication_s) for s in steps]
+        fitted = ScalingModel.fit(slower, messages, 2)
+        assert (fitted.latency_s, fitted.transfer_s) == pytest.approx((0.06, 6.0))
+        # More is hidden than there is computation, such as below the step before: all can be.
+        assert fitted.overlap == 1
 
     def test_of_one_process_knows_no_communication(self):
         model = ScalingModel(0.2, 0.3)

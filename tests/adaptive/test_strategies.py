@@ -65,6 +65,9 @@ class TestNoiseScaleBatch:
         assert batches(steps) == [8, 8, 8, 16, 16, 32, 64, 100, 100]
         assert rates(steps) == pytest.approx([0.1 * b / 8 for b in batches(steps)])
 
+    def test_a_factor_of_less_than_a_sample_is_one(self):
+        assert batches(self.run([99.0, 99.0], growth=1.01)) == [8, 9, 10]
+
     @pytest.mark.parametrize("scale", [math.inf, 1e9])
     def test_grows_by_one_factor_an_epoch(self, scale):
         steps = self.run([scale, 1.0, scale, scale], lr_exponent=0.5)
@@ -100,8 +103,10 @@ class TestNoiseScaleBatch:
         # The largest not above the scale of 160 is 128.
         assert sum(64 <= end <= 256 for end in ends) >= 34 and max(ends) <= 1024
 
-    def test_a_scale_that_is_no_number_is_refused(self):
-        scale = math.nan
+    @pytest.mark.parametrize(
+        "scale", [math.nan, NoiseScale(math.nan, -1.0), NoiseScale(math.inf, 1.0)]
+    )
+    def test_a_scale_that_is_no_number_is_refused(self, scale):
         controller = NoiseScaleBatch(8, 100, 0.1, lambda: scale)
         before = controller.observe(10.0, [torch.zeros(1)])
         with pytest.raises(DivergedError, match=r"the noise scale after epoch 1 is NaN"):

@@ -28,7 +28,10 @@ from pairs import (
 )
 from torch import nn
 from torch.nn.utils import prune
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.checkpoint import checkpoint
 
 from repro.adaptive import METHODS, DataParallel, LossCheckError, WholeStepError
@@ -380,10 +383,14 @@ class Reads(nn.Module):
         self.how, self.calls, weight = how, 0, self.two.weight
         held = {"list": [weight], "closure": lambda: weight, "alias": {"of": (weight.detach(),)}}
         self.held = (held | {"partial": partial(torch.clone, weight)}).get(how)
+        if how == "buffer":
+            self.register_buffer("shared", weight.detach())
 
     def weight(self):
         if self.how == "list":
             return self.held[0]
+        if self.how == "buffer":
+            return self.shared
         if self.how == "alias":
             return self.held["of"][0]
         if self.how == "all":
@@ -422,8 +429,28 @@ def differentiated(model, seen):
     seen += [model.out.weight.detach().clone(), model.two.weight.grad.clone()]
 
 
+def evaluated(model, seen):
+    if seen:
+        return
+    with torch.inference_mode():  # in which the optimizer's state is made, and updated outside
+        outputs = model(torch.ones(2, 27, dtype=torch.float64))
+    seen.append(torch.tensor(outputs.tolist()))
+
+
 BETWEEN = {"clamp": clamped, "average": averaged, "note": noted, "backward": differentiated}
-READS = ("attribute", "list", "closure", "alias", "partial", "all", "later", *BETWEEN, "loss")
+BETWEEN["inference"] = evaluated
+READS = (
+    "attribute",
+    "list",
+    "closure",
+    "alias",
+    "buffer",
+    "partial",
+    "all",
+    "later",
+    *BETWEEN,
+    "loss",
+)
 
 
 def read(method, how, size=200):
@@ -929,6 +956,12 @@ def test_optimizers_that_look_at_all_parameters(both):
     optimizer = torch.optim.SGD(parameters, 0.1)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     check_in_parts(optimizer)
+    hook = register_optimizer_step_post_hook(lambda *_: None)  # of all optimizers
+    try:
+        with pytest.raises(WholeStepError, match="a hook is called around the step of SGD"):
+            check_in_parts(optimizer)
+    finally:
+        hook.remove()
 
 
 @pytest.mark.parametrize("what", CHANGES)

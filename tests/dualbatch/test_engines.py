@@ -83,6 +83,7 @@ def test_shares_of_a_pass_are_the_data(workers, samples):
         # Each once, but for what rounding adds or leaves.
         assert int((counts != 1).sum()) == abs(len(indices) - samples)
         assert counts.max() <= 2
+        assert all(len(share.indices.unique()) == len(share.indices) for share in shares)
         orders.append(indices.tolist())
         sizes = sorted((len(share.indices), share.batch_size) for share in shares)
         assert sizes == sorted((plan.share_of(k), plan.batch_of(k)) for k in plan.kinds)

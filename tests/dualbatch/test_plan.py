@@ -66,6 +66,10 @@ class TestPapersTables:
         times = [plan.time_of(kind) for kind in set(plan.kinds)]
         assert max(times) <= 1.01 * min(times)
 
+    def test_a_share_that_is_whole_is_not_cut(self):
+        # In floating point 1.15 times 50,000 / 4 is below 14,375.
+        assert solve(1.15, 2, 2, rounding="floor").large_samples == 14375
+
     @pytest.mark.parametrize("n_small", range(5))
     @pytest.mark.parametrize(("samples", "machines", "shares"), TABLE_6)
     def test_table_6(self, samples, machines, shares, n_small):
@@ -117,7 +121,9 @@ class TestEquations:
             assert largest_k(model, *workers) == pytest.approx(k_max, rel=1e-9)
             arguments = {"samples": 10**10, "times": model}
             assert solve(k_max * (1 - 1e-8), *workers, **arguments).small_batch == 1
-            assert solve(float(f"{k_max:.6g}"), *workers, **arguments).small_batch == 1  # as told
+            for rounding in ("nearest", "floor"):  # of k as told
+                told = solve(float(f"{k_max:.6g}"), *workers, rounding=rounding, **arguments)
+                assert told.small_batch == 1
             with pytest.raises(InfeasiblePlan, match=r"B_S would be below one sample") as caught:
                 solve(k_max * (1 + 1e-5), *workers, **arguments)
             assert caught.value.k_max == pytest.approx(k_max)
@@ -129,6 +135,9 @@ class TestParts:
         assert plan.kinds == ("small", "large", "large", "large")
         assert (plan.batch_of("small"), plan.batch_of("large")) == (38, 500)
         assert (plan.share_of("small"), plan.share_of("large")) == (8750, 13750)
+        factors = [plan.factor_of("small", scheme) for scheme in ("linear", "sqrt", "none")]
+        assert factors == [8750 / 13750, math.sqrt(8750 / 13750), 1.0]
+        assert plan.factor_of("large", "linear") == 1.0
         assert plan.time_of("small") == pytest.approx(5.6607e-4 * 8750 + 0.0140412 * 231)
         assert plan.time_of("large", TimeModel(1.0, 2.0)) == 13750 + 2 * 28
         with pytest.raises(ValueError, match=r"factor is 'cubic'; choose among linear, sqrt, none"):

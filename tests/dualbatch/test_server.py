@@ -149,6 +149,21 @@ class TestMergeRules:
             assert close(server.state, w)
             assert server.version == 3 * (number + 1)
 
+    def test_the_order_of_commits_in_a_round_changes_no_bit(self):
+        states = []
+        for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+            server, _ = pulled(3, "bsp")
+            for worker in order:
+                push(server, worker)
+            states.append(server.state)
+        assert_same(states[1:], states[:1] * 2)
+
+    @pytest.mark.parametrize("sync", ["bsp", "asp"])
+    def test_a_boolean_is_the_last_workers(self, sync):
+        server = ParameterServer({"seen": torch.tensor([False, True])}, 1, sync)
+        server.push(0, server.pull(0).iteration, {"seen": torch.tensor([True, False])})
+        assert server.state["seen"].tolist() == [True, False]
+
 
 class TestSynchronisation:
     @pytest.mark.parametrize("bound", [0, 2])

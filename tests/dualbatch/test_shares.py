@@ -18,6 +18,7 @@ from trainings import (
     TIMES,
     Centre,
     Recorder,
+    epochs,
     interrupt,
     make_data,
     make_model,
@@ -31,9 +32,12 @@ from repro.dualbatch import (
     CheckpointError,
     CyclicProgressiveSchedule,
     DualBatchPlan,
+    Share,
     Stage,
     SubStage,
 )
+from repro.dualbatch.shares import batches_of
+from repro.dualbatch.worker import Recipe, Worker
 from repro.measure import load_checkpoint
 
 PLAN = replace(make_plan(1, 1), small_samples=25, large_samples=35, small_batch=4)
@@ -107,6 +111,60 @@ class TestImages:
             train(data=(torch.randn(SAMPLES, *shape), LABELS), schedule=schedule)
         # Of their own size they may be whatever the model takes.
         assert train(data=(torch.randn(SAMPLES, 2, 6, 8), LABELS), count=1).log
+
+    def test_smaller_ones_are_averages_of_all_pixels(self):
+        images = torch.zeros(4, 2, 6, 6)
+        images[..., 1::3] = 1  # of each three columns the middle one, which alone would be taken
+        share = Share(torch.arange(4), 4, 2, 0)
+        ((small, _),) = batches_of((images, LABELS[:4]), share, "")
+        assert small.shape == (4, 2, 2, 2)
+        assert (small - 1 / 3).abs().max() < 0.05
+
+
+class TestOneWorker:
+    """A worker's share depends on what it is given alone, which stays as it was."""
+
+    def make(self, **options):
+        return Worker(Recipe(make_model, make_data(), **options), make_plan())
+
+    def test_the_state_of_its_optimizer_stays(self):
+        worker, setting = self.make(), epochs(1)[0]
+        state = {name: tensor.clone() for name, tensor in worker.model.state_dict().items()}
+        left = worker.train(0, 0, state, setting).optimizer
+        before = copy.deepcopy(left)
+        worker.train(0, 1, state, setting, left)
+        torch.testing.assert_close(left, before, rtol=0, atol=0)
+
+    def test_the_dropout_of_the_setting_before_is_gone(self):
+        workers, (setting,) = [self.make() for _ in range(2)], epochs(1)
+        state = {name: tensor.clone() for name, tensor in workers[0].model.state_dict().items()}
+        workers[0].train(0, 0, state, replace(setting, dropout=0.9))
+        one, other = (worker.train(0, 1, state, setting).state for worker in workers)
+        assert same(one, other)
+
+
+def test_the_forward_pass_is_autocast():
+    seen = []
+
+    def loss_fn(outputs, targets):
+        seen.append(outputs.dtype)
+        return functional.cross_entropy(outputs.float(), targets)
+
+    for autocast in (torch.bfloat16, None):
+        train(count=1, loss_fn=loss_fn, autocast=autocast)
+    assert [*dict.fromkeys(seen)] == [torch.bfloat16, torch.float32]
+
+
+def test_a_model_in_evaluation_mode_is_trained():
+    assert same(train(model_fn=lambda: make_model().eval()).state, train().state)
+
+
+def test_the_loss_of_a_share_is_the_mean_over_its_samples():
+    # 25 in batches of 10, 10 and 5.
+    history = train(
+        make_plan(0, 2, 50), data=make_data(50), count=1, loss_fn=lambda o, t: 0 * o.sum() + len(o)
+    ).history
+    assert history[0].train_loss == pytest.approx((10 * 10 + 10 * 10 + 5 * 5) / 25)
 
 
 class Counting(nn.Module):

@@ -61,6 +61,14 @@ def test_deferred_keeps_precision_far_from_zero():
     torch.testing.assert_close(model.running_var.double(), 0.9 + 0.1 * variance, rtol=1e-4, atol=0)
 
 
+def test_moments_of_half_precision_are_of_single():
+    model = nn.BatchNorm2d(5)
+    x, y = (tensor.bfloat16() for tensor in batch(40))
+    streamer(model, 6).backward(x, y)
+    variance = x.double().transpose(0, 1).flatten(1).var(dim=1)
+    torch.testing.assert_close(model.running_var.double(), 0.9 + 0.1 * variance, rtol=1e-5, atol=0)
+
+
 def test_layers_in_eval_mode_or_without_statistics_are_left_alone():
     layers = [nn.BatchNorm2d(5, track_running_stats=track) for track in (True, False, True)]
     model = nn.Sequential(*layers).double()

@@ -78,6 +78,21 @@ def test_two_passes_repeat_random_numbers_of_all_kinds(name):
     assert make is None or draw(model.generator) == draw(plain.generator)
 
 
+def test_what_the_loss_draws_is_drawn_once():
+    def loss_fn(outputs, targets):
+        return over_the_batch(outputs, targets) * (1 + torch.rand(()))
+
+    model, plain = (copy.deepcopy(nn.Linear(6, 4)) for _ in range(2))
+    plain.load_state_dict(model.state_dict())
+    seed()
+    loss_fn(plain(X), Y).backward()
+    after = states()
+    seed()
+    MicroBatchStreamer(model, loss_fn, 6, two_pass=True, check="off").backward(X, Y)
+    assert_same(model, plain)
+    assert states() == after  # else the next mini-batch would have the same numbers
+
+
 class Counting(nn.Module):
     """Anneals its outputs with each call: in a buffer, a replaced buffer or an attribute."""
 
@@ -89,6 +104,7 @@ class Counting(nn.Module):
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x):
+        x = F.dropout(x) if self.kind == "differentiates" else x
         if self.kind == "later" and self.count:
             torch.autograd.grad(self.linear(x).sum(), self.linear.bias)
         if self.kind in ("buffer", "differentiates", "later"):
@@ -105,7 +121,9 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("kind", ["buffer", "replaced", "differentiates", "later"])
 def test_a_state_in_buffers_is_put_back_between_the_passes(kind):
     model, plain = Counting(kind), Counting(kind)
+    seed()
     over_the_batch(torch.cat([plain(X[a:b]) for a, b in PARTS]), Y).backward()
+    seed()
     with pytest.warns(RuntimeWarning, match="changes count of Counting"):
         MicroBatchStreamer(model, over_the_batch, 6, two_pass=True).backward(X, Y)
     assert_same(model, plain)
@@ -124,6 +142,42 @@ def test_a_hidden_state_is_found(kind):
     assert model.linear.weight.grad is None and states() == before
 
 
+class Turning(nn.Linear):
+    """Returns complex numbers, of which a hidden state changes the imaginary part."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        y = super().forward(x)
+        return torch.complex(y, self.calls * y.detach())
+
+
+def test_a_hidden_state_of_an_imaginary_part_is_found():
+    streamer = MicroBatchStreamer(Turning(6, 4), lambda z: z.abs().sum(), 6, two_pass=True)
+    with pytest.raises(NondeterministicModelError, match="such as a counter"):
+        streamer.backward(X)
+
+
+class Late(nn.Linear):
+    """Makes a buffer in its first forward pass, and anneals its outputs by it."""
+
+    def forward(self, x):
+        if "count" not in self._buffers:
+            self.register_buffer("count", torch.zeros(()))
+        self.count.add_(1)
+        return super().forward(x) * (1 + 0.1 * self.count)
+
+
+def test_a_buffer_that_the_first_pass_made_is_made_anew_by_the_second():
+    model = Late(6, 4)
+    plain = copy.deepcopy(model)
+    over_the_batch(torch.cat([plain(X[a:b]) for a, b in PARTS]), Y).backward()
+    MicroBatchStreamer(model, over_the_batch, 6, two_pass=True).backward(X, Y)
+    assert_same(model, plain)
+    assert model.count == plain.count == 4
+
+
 class Averaged(nn.Module):
     """Compares with a copy of itself that its forward pass moves, from the second one on."""
 
@@ -140,6 +194,9 @@ class Averaged(nn.Module):
             with torch.no_grad():
                 self.copy.weight.lerp_(self.layer.weight, 0.5)
             return h - self.copy(x)
+        if self.kind == "data":  # which counts as no write
+            self.copy.weight.data = self.copy.weight.lerp(self.layer.weight, 0.5).detach()
+            return h - self.copy(x)
         if self.kind == "attribute":
             self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
             return h - self.mean
@@ -152,6 +209,7 @@ STATEFUL = {
     "counter in place": lambda: Counting("buffer"),  # as of a codebook
     "counter in a buffer": lambda: Counting("replaced"),
     "averaged copy": lambda: Averaged("parameter"),
+    "averaged copy, assigned": lambda: Averaged("data"),
     "mean in an attribute": lambda: Averaged("attribute"),
     "counter": lambda: Averaged("number"),  # which changes what is computed later than any check
 }

@@ -50,6 +50,23 @@ def test_streaming_equals_the_full_batch(device, memory, micro, prefetch, two_pa
         assert relative_error([p.grad for p in model.parameters()], expected) < 1e-12
 
 
+class WithInput(nn.Linear):
+    """Returns its input as well, in the memory of the ring."""
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+def test_inputs_among_the_outputs_outlive_the_ring(device):
+    torch.manual_seed(0)
+    model, x = WithInput(8, 8).double().to(device), torch.randn(70, 8).double()
+    loss_fn = lambda outputs: F.mse_loss(*outputs).sqrt()  # noqa: E731
+    expected = torch.autograd.grad(loss_fn(model(x.to(device))), list(model.parameters()))
+    options = {"prefetch": 1, "two_pass": True, "device": device.type}
+    MicroBatchStreamer(model, loss_fn, 16, **options).backward(x)
+    assert relative_error([p.grad for p in model.parameters()], expected) < 1e-12
+
+
 @pytest.mark.parametrize("memory", ["pageable", "pinned"])
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_the_ring_is_not_overwritten_while_it_is_read(device, memory, prefetch):
@@ -62,6 +79,14 @@ def test_the_ring_is_not_overwritten_while_it_is_read(device, memory, prefetch):
             sleep(device)
             seen.append(part.clone())
         assert torch.equal(torch.cat(seen).cpu(), data)
+
+
+def test_values_arrive_in_their_own_type(device):
+    stager = Stager(device, 1, trace=False)
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        data = torch.arange(12).view(6, 2).to(dtype)
+        parts = [part.clone() for part in stager.stream(data[i : i + 2] for i in (0, 2, 4))]
+        assert torch.equal(torch.cat(parts).cpu(), data) and parts[0].dtype == dtype
 
 
 def test_the_callers_pinned_memory_may_be_written_at_once(device):

@@ -228,10 +228,11 @@ def test_peak_memory_does_not_grow_with_the_mini_batch():
 def test_autocast_to_bfloat16(way, two_pass):
     model, (x, y) = make_model(torch.float32), make_batch(20, torch.float32)
     plain = copy.deepcopy(model)
-    seen = []
+    seen, during_backward = [], []
 
     def loss_fn(outputs, targets):
         seen.append(outputs.dtype)
+        outputs.register_hook(lambda _: during_backward.append(torch.is_autocast_enabled("cpu")))
         return F.cross_entropy(outputs.float(), targets)
 
     for a, b in splits(20, 6):
@@ -243,10 +244,25 @@ def test_autocast_to_bfloat16(way, two_pass):
     streamer = MicroBatchStreamer(model, loss_fn, 6, **options)
     with torch.autocast("cpu", torch.bfloat16, enabled=way == "ambient"):
         streamer.backward(x, y)
-    assert set(seen) == {torch.bfloat16}
+    assert set(seen) == {torch.bfloat16} and set(during_backward) == {False}
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
     # two_pass rounds the outputs' gradient to bfloat16 after, not before, the division by 20
     assert_equal_gradients(model, gradients(plain), 2e-2 if two_pass else 1e-6)
+
+
+def test_weights_that_a_step_has_changed_are_cast_anew():
+    model, (x, y) = make_model(torch.float32), make_batch(20, torch.float32)
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        streamer.backward(x, y)
+        with torch.no_grad():
+            torch._foreach_mul_(list(model.parameters()), 2)
+        model.zero_grad()
+        streamer.backward(x, y)
+    again = copy.deepcopy(model)
+    again.zero_grad()
+    MicroBatchStreamer(again, F.cross_entropy, 6, autocast=torch.bfloat16).backward(x, y)
+    assert_equal_gradients(model, gradients(again), 1e-6)
 
 
 @pytest.mark.parametrize("two_pass", [False, True])
@@ -437,6 +453,7 @@ def batch_cases():
     )
     yield (x, y), [0.0] * 6, NonFiniteLossError, "whether any target counts"
     yield (x, y), [1.0, float("nan")], MicroBatchError, "1-D tensor of"
+    yield (x, y), [2.0, *[1.0] * 4, -1.0], MicroBatchError, "none negative"
     yield (x, y), torch.ones(3, 2), MicroBatchError, r"shape \(3, 2\)"
     yield (x, y), ["a", "b"], MicroBatchError, "1-D tensor of"
     yield (iter([]), None), None, EmptyBatchError, "yielded no piece"

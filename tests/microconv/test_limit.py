@@ -5,6 +5,7 @@ import gc
 import io
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,12 +13,25 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
-from tuned_nets import InventedTimes, kernels_in, tuned_layers
+from tuned_nets import InventedTimes, kernels_in, reference, relative_error, tuned_layers
 from tuned_nets import images as make_images
 
 from repro.measure.allocations import peak_inside
-from repro.microconv import LayerGoneError, TunedConv2d, WorkspaceLimitError, tune
-from repro.microconv.measuring import Trial
+from repro.microconv import (
+    BenchmarkCache,
+    Candidate,
+    Convolution,
+    Division,
+    Kernel,
+    LayerGoneError,
+    TunedConv2d,
+    WorkspaceLimitError,
+    tune,
+)
+from repro.microconv.backends import NATIVE
+from repro.microconv.measuring import Bench, Trial
+from repro.microconv.results import TuningReport
+from repro.microconv.tuner import Tuner
 
 OURS = ("convolution", "data_gradient", "filter_gradient")
 WATCHED = (*(f"repro_microconv::{name}" for name in OURS), "aten::convolution")
@@ -114,6 +128,22 @@ def test_smaller_mini_batches_keep_to_the_limit_too(policy, algorithm, mode):
     limit = taken(32) // 2
     tune(model, x, limit, policy, mode, algorithms=[algorithm], training=False, cache=None)
     assert max(map(taken, (32, 31, 17))) <= limit
+
+
+def test_under_wd_each_kernel_has_its_own_share_at_every_batch_size():
+    model, options = net(), {"min_gain": -math.inf, "cache": None}
+    tune(model, images(4), algorithms=["torch:im2col"], mode="WD", **options)
+    divided = [kernel for kernel in kernels_in(model) if kernel.division]
+    assert len(divided) > 2
+    assert [k.limit_bytes for k in divided] == [k.division.workspace_bytes for k in divided]
+
+
+def test_bytes_that_wd_assigned_to_no_kernel_are_given_once():
+    key = Kernel("forward", Convolution(3, 8, 8, 4, (3, 3))), 8
+    tuner = Tuner(TuningReport("WD", "all", 1000), Bench(None, BenchmarkCache()), 0.0, {})
+    tuner.measured[key], tuner.spare = {8: [Candidate(NATIVE, 1.0, 90)]}, 100
+    # Torch's own takes 80 bytes more than the division: of two kernels, from one.
+    assert [tuner._needed(key, Division(1.0, 10, [])) for _ in range(2)] == [False, True]
 
 
 def test_frozen_filters_take_no_more():
@@ -275,6 +305,15 @@ def test_make_fx_sees_what_a_tuned_model_does(mode):
     wanted = torch.autograd.grad(loss, list(plain.parameters()))
     for got, want in zip(computed, wanted, strict=True):
         assert torch.allclose(got, want, rtol=1e-3, atol=1e-2)
+
+
+def test_operands_of_another_type_are_torchs_to_compute():
+    model, _ = tied("nnpack:ft8x8")
+    tuned = next(k for k in kernels_in(model) if k.kernel.kind == "forward" and k.division)
+    first, second, _ = replace(tuned.kernel, dtype="float64").tensors(tuned.batch)
+    result = tuned.run(first, second)
+    assert result.dtype == torch.float64
+    assert relative_error(result, reference(tuned.kernel, first, second)) <= 1e-12
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")

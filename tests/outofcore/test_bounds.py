@@ -127,6 +127,9 @@ class TestBound:
         # At half the rate to the host the loss (3) waits until 5.
         assert bound(trace, 40, [1.0] * 7, (5.0, 2.5)) == 10
         assert bound(trace, trace.peak_bytes, [1.0] * 7, 5.0) == 7
+        # Copies of 3 s, however few bytes: out at 4, when the loss starts, in from 6 to 9.
+        assert bound(trace, 40, [1.0] * 7, 1e12, 3.0) == pytest.approx(10)
+        assert plan_swaps(trace, 40, 40).simulate([1.0] * 7, 1e12, 3.0).time_s == pytest.approx(10)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2, 0.5])

@@ -1,14 +1,16 @@
 """Where swapped-out variables lie, what that takes, and what happens when there is no more."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from ooc_trainings import child
+from traces import chain
 
 from repro.measure import accelerator
 from repro.measure.accelerator import HostMemoryError
-from repro.outofcore import Function, OutOfCore, Trace, host_bytes
+from repro.outofcore import Function, Kind, OutOfCore, Trace, host_bytes, plan_swaps
 from repro.outofcore.host import IN, OUT, SLAB_BYTES, HostStore, aligned
 
 MIB = 2**20
@@ -71,6 +73,25 @@ def test_host_memory_that_swapping_takes():
     # After the forward functions w and a0 to a4 are alive; a5 has ended.
     assert host_bytes(trace, 2 * SLAB_BYTES) == 5 * SLAB_BYTES  # w, a0 to a3, and a4 as g4 comes
     assert host_bytes(trace, trace.peak_bytes) == 0
+    # A weight that no function uses leaves as well, where not all fit.
+    held = replace(trace, sizes={**trace.sizes, "held": SLAB_BYTES})
+    assert host_bytes(held, 2 * SLAB_BYTES) == 6 * SLAB_BYTES
+    assert host_bytes(held, held.peak_bytes) == 0
+    # Demand paging, which runs the first iteration, takes more than the plan.
+    trace = chain(4, SLAB_BYTES, 2 * SLAB_BYTES)
+    assert plan_swaps(trace, 11 * SLAB_BYTES).host_bytes == 13 * SLAB_BYTES
+    assert host_bytes(trace, 11 * SLAB_BYTES) == 14 * SLAB_BYTES
+
+
+def test_a_weight_that_left_late_is_still_on_the_host_when_the_next_iteration_swaps():
+    """Within three variables a is away at g, and w at k, where a has ended."""
+    functions = [Function("f", ("w",), ("a",)), Function("g", ("w",), ("b", "c"))]
+    functions += [Function("h", ("a",), ("d",)), Function("k", ("d",), ("e", "i"))]
+    sizes = {name: 1 for function in functions for name in function.variables}
+    plan = plan_swaps(Trace(tuple(functions), sizes), 3)
+    away = [[v for kind, v in made if kind is Kind.RELEASE] for made in plan.before]
+    assert away == [[], ["a"], [], ["w"]]
+    assert plan.host_bytes == 2 * 64  # places are aligned
 
 
 def swapped(device, reserved=None, n=6):

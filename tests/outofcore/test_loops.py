@@ -767,6 +767,17 @@ class TestAddresses:
             net(torch.ones(1, KIB))
             assert block.statistics.locked_bytes == net.weight.nbytes + net.bias.nbytes
 
+    def test_what_a_serialiser_took_is_taken_anew_after_a_write(self):
+        tensor = torch.zeros(KIB)
+        with OutOfCore(AMPLE) as block:
+            tensor.add_(1)
+            saved = [block.snapshot(tensor) for _ in range(2)]
+            tensor.add_(1)
+            saved.append(block.snapshot(tensor))
+        assert saved[0] is saved[1]
+        sums = [torch.empty(0).set_(storage).sum().item() for storage in saved]
+        assert sums == [KIB, KIB, 2 * KIB]
+
     def test_a_shallow_copy_shares_its_values(self):
         tensors = crowd()
         with OutOfCore(24 * KIB):

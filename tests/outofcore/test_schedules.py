@@ -187,6 +187,22 @@ class TestByHand:
 GOOD = plan_swaps(chain(3, width=10, weight=0), 40, 40)
 ENDING = plan_swaps(Trace((Function("f", ("w",), ()), MAKE), {"w": 1, "a": 1}), 2)
 AGAIN = plan_swaps(Trace((MAKE, MAKE), {"a": 1}), 1)
+READ, WRITE = Function("read", ("w",), ()), Function("write", (), ("w",))
+READS = plan_swaps(Trace((READ, READ), {"w": 1}), 1)
+WRITTEN = plan_swaps(Trace((READ, READ, Function("update", ("w",), ("w",))), {"w": 1}), 1)
+REPLACED = plan_swaps(Trace((READ, READ, WRITE), {"w": 1}), 1)
+LEFT = plan_swaps(Trace((Function("idle"), MAKE), {"a": 1}, deaths={"a": 3}), 1)
+W = frozenset("w")
+
+
+def moving(plan: SwapPlan, before=(), after=(), **changes) -> SwapPlan:
+    """A plan with these actions on w, each with the number of its function, and no others."""
+    lists = (
+        tuple(tuple(Action(kind, "w") for at, kind in made if at == n) for n in range(3))
+        for made in (before, after)
+    )
+    before, after = (actions[: len(plan.before)] for actions in lists)
+    return replace(plan, before=before, after=after, **changes)
 
 
 def without(*action) -> SwapPlan:
@@ -219,6 +235,20 @@ def having(number: int, *action) -> SwapPlan:
         (replace(ENDING, after=(ENDING.after[0], (Action(OUT, "w"), Action(RELEASE, "w")))),
          "'w' on the device otherwise than it started"),
         (replace(AGAIN, after=((Action(OUT, "a"),), ())), "its value is dead"),
+        (moving(READS, [(1, Kind.ALLOCATE)], [(0, RELEASE)], host_valid=W),
+         "'w': its value is needed, so it must be copied"),
+        (moving(WRITTEN, (), [(1, OUT)], host_valid=frozenset(), outgoing=W),
+         "writes 'w' while it is being copied to the host"),
+        (moving(WRITTEN, host_valid=W), "'w' valid on the host otherwise than it started"),
+        (moving(READS, (), [(1, OUT)], host_valid=frozenset()),
+         "'w' under way to the host otherwise than it started"),
+        (moving(REPLACED, [(2, IN)], [(0, OUT), (1, RELEASE)], host_valid=frozenset()),
+         "'w': its value is dead: it is overwritten next"),
+        (replace(READS, resident=frozenset(), host_valid=frozenset()),
+         "'w' is neither on the device nor on the host"),
+        (replace(LEFT, before=((Action(RELEASE, "a"),), ())),  # it may be read from outside
+         "'a': its value is needed and the host has no right copy"),
+        (replace(GOOD, host_valid=frozenset({"a1"})), "'a1' is host_valid, but not alive"),
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_found(bad, message):
