@@ -121,8 +121,6 @@ class ScalingModel:
         """
         busy = min(batch_size, processes)
         computation = self.sample_s * _local(batch_size, processes) + self.overhead_s
-        if busy == 1:
-            return StepCost(computation, 0.0, 0.0)
         communication = 2 * (busy - 1) * (self.latency_s + self.transfer_s / busy)
         blocked = max(0.0, communication - self.overlap * computation)
         return StepCost(computation, communication, blocked)
