@@ -150,18 +150,13 @@ class TestCommands:
 SMOKE = ("--profile", "smoke", "--device", "cpu")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("run", "mbs/figure2", *SMOKE), ("show", "mbs/figure2"), ("status", "--json")]
-)
-def test_a_corrupt_record_is_named_and_skipped(run, reproduced, arguments):
-    paths_ = sorted(reproduced.rglob("train-*.json"))
-    paths_[0].write_text('{"accuracy": 3}')
+def test_a_corrupt_record_of_another_run_is_named_and_skipped(run, reproduced):
+    path = next(reproduced.rglob("train-*.json"))
+    path.write_text('{"accuracy": 3}')
     before = snapshot(reproduced)
-    with pytest.warns(CorruptRecordWarning, match=rf"{paths_[0].name}.*move it away or delete it"):
-        code, out, _ = run(*arguments)
-    assert code == 0 and out
-    after = snapshot(reproduced)
-    assert {path: after[path] for path in before} == before
+    with pytest.warns(CorruptRecordWarning, match=rf"{path.name}.*move it away or delete it"):
+        code, out, _ = run("run", "mbs/figure2", *SMOKE)
+    assert code == 0 and out and snapshot(reproduced) == before
 
 
 @pytest.mark.parametrize("command", [("show", "mbs/table3"), ("report",)])

@@ -1,6 +1,7 @@
-"""The plain loop equals one written by hand; the metrics equal scikit-learn's."""
+"""The plain loop equals one written by hand; metrics equal scikit-learn's, or their formula."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +10,14 @@ from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 from torch import nn
 
 from repro import training
-from repro.training import evaluate_binary_segmentation, evaluate_classifier, fit, plain_step
+from repro.training import (
+    evaluate_binary_segmentation,
+    evaluate_classifier,
+    evaluate_psnr,
+    fit,
+    plain_step,
+    psnr,
+)
 
 
 @pytest.fixture
@@ -102,3 +110,39 @@ def test_segmentation_against_scikit_learn():
     expected = 100 * jaccard_score(truth.numpy().ravel(), predicted.numpy().ravel())
     assert metrics == {"iou": pytest.approx(expected)}
     assert not model.training
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 4)])
+def test_images_that_do_not_match_have_no_psnr(shape):
+    with pytest.raises(ValueError, match="differ"):
+        psnr(torch.zeros(2, 3, 4, 4), torch.zeros(shape))
+
+
+class Stretched(nn.Module):
+    """Leaves [0, 1] on both sides; knows whether it evaluates."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.modes = []
+
+    def forward(self, x):
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        return self.scale * (x - 0.5) + 0.5
+
+
+@pytest.mark.parametrize("sizes", [[7], [3, 3, 1], [1] * 7])
+def test_restoration_by_brute_force(sizes):
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.rand(2, 7, 2, 4, 5, generator=generator)
+    model = Stretched()
+    metrics = evaluate_psnr(model, zip(inputs.split(sizes), targets.split(sizes), strict=True))
+    values, errors = [], []
+    for x, y in zip(inputs.double().numpy(), targets.double().numpy(), strict=True):
+        restored = 2 * (x - 0.5) + 0.5
+        values.append(-10 * math.log10(np.mean((restored.clip(0, 1) - y) ** 2)))
+        errors.append(np.abs(restored - y).mean())
+    assert set(metrics) == {"psnr", "test_l1"}
+    assert metrics["psnr"] == pytest.approx(np.mean(values), rel=1e-6)
+    assert metrics["test_l1"] == pytest.approx(np.mean(errors), rel=1e-6)
+    assert set(model.modes) == {(False, False)}

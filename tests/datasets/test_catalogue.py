@@ -10,6 +10,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from repro import paths
+from repro._torchvision import torchvision
 from repro.datasets import (
     CorruptDatasetError,
     DatasetError,
@@ -19,12 +20,6 @@ from repro.datasets import (
     load,
 )
 from repro.measure.files import cache_folder
-
-
-def torchvision_datasets():
-    from repro._torchvision import torchvision
-
-    return torchvision.datasets
 
 
 def md5(path):
@@ -40,7 +35,7 @@ def test_cifar10_in_torchvision_layout(tmp_path, monkeypatch):
         pixels = np.random.default_rng(seed).integers(0, 256, (4, 3072), np.uint8)
         (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": [3, 1, 1, 0]}))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
-    cifar = torchvision_datasets().CIFAR10
+    cifar = torchvision.datasets.CIFAR10
     monkeypatch.setattr(cifar, "train_list", [[n, md5(folder / n)] for n in names[:5]])
     monkeypatch.setattr(cifar, "test_list", [[names[5], md5(folder / names[5])]])
     monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": md5(folder / "batches.meta")})
@@ -66,7 +61,7 @@ def test_flowers102_in_torchvision_layout(tmp_path, monkeypatch):
     write_folder(folder / "jpg", {f"image_{i:05d}.jpg": image for i, image in images.items()})
     savemat(folder / "imagelabels.mat", {"labels": np.array([[1, 2, 3, 102, 5, 6]])})
     savemat(folder / "setid.mat", {"trnid": [[4, 1]], "valid": [[2, 3]], "tstid": [[6, 5]]})
-    flowers = torchvision_datasets().Flowers102
+    flowers = torchvision.datasets.Flowers102
     files = {
         key: (name, md5(folder / name) if (folder / name).is_file() else sum_)
         for key, (name, sum_) in flowers._file_dict.items()

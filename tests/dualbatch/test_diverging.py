@@ -49,7 +49,7 @@ class TestTrainings:
         for number, step, value in [(0, 1, NAN), (10, 2, -INF)]:
             path.unlink(missing_ok=True)
             data, ended = Poisoned(number, step, value), []
-            with pytest.raises(NonFiniteError, match=r"the loss is nan .*; lower") as caught:
+            with pytest.raises(NonFiniteError, match=r"loss is nan.*lower.*\(it was 0") as caught:
                 train(data=data, checkpoint=path, on_epoch=ended.append, **options)
             commit = whole.log[number]
             epoch = commit.iteration + 1  # in these plans no worker is an epoch ahead
@@ -61,10 +61,6 @@ class TestTrainings:
             assert len(ended) == number // 3
             assert path.exists() == (number >= 3)
             assert same(train(data=Poisoned(), checkpoint=path, **options).state, whole.state)
-
-    def test_a_learning_rate_far_too_high(self):
-        with pytest.raises(NonFiniteError, match=r"lower the learning rate \(it was 1e\+30\)"):
-            train(schedule=CyclicProgressiveSchedule([Stage(2, 1e30)]))
 
     @pytest.mark.parametrize("what", ["weight", "buffer"])
     def test_a_finite_loss_hides_nothing(self, what):

@@ -7,7 +7,6 @@ from torch import nn
 from trainings import make_data, make_plan
 
 from repro.dualbatch import CyclicProgressiveSchedule, NonFiniteError, Stage, SubStage
-from repro.measure import probe
 
 pytestmark = pytest.mark.gpu
 
@@ -60,16 +59,3 @@ def test_the_devices_random_state_is_left_alone(device):
     before = of.get_rng_state()
     train(device)
     assert torch.equal(of.get_rng_state(), before)
-
-
-@pytest.mark.cuda_only("it measures times")
-def test_a_probe_fits_lines(device):
-    def make_step(batch_size):
-        layers = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()
-        model = nn.Sequential(*layers).to(device)
-        images = torch.randn(batch_size, 3, 64, 64, device=device)
-        return lambda: model(images).sum().backward()
-
-    probed = probe(make_step, [256, 512, 1024, 2048], device=device)
-    assert probed.memory.predict(4096) > probed.peaks[2048]
-    assert probed.time.a > 0

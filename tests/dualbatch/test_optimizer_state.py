@@ -8,7 +8,6 @@ from torch.nn import functional
 from trainings import SYNCS, Recorder, make_model, make_plan, resumed, same, train
 
 from repro.dualbatch import CheckpointError
-from repro.dualbatch.functions import Seen, differing
 
 # Shares of unequal times, so that states are stale.
 PLAN = replace(make_plan(), small_samples=12, large_samples=36)
@@ -184,14 +183,6 @@ class Knowing(torch.optim.SGD):
 @pytest.mark.parametrize(("kind", "plain"), [(Knowing, torch.optim.SGD), (Passing, momentum)])
 def test_what_an_optimizer_knows_of_parameters_and_tells_is_no_state(kind, plain):
     assert same(train(optimizer_fn=kind).state, train(optimizer_fn=plain).state)
-
-
-@pytest.mark.parametrize("members", [{}, {"step": Wrapping.step}, {"step": torch.optim.SGD.step}])
-def test_the_wrapper_of_torch_around_a_step_is_no_change(members):
-    kind = type("Kind", (torch.optim.SGD,), members)
-    before = Seen("kind", kind).parts
-    kind([torch.nn.Parameter(torch.ones(1))])
-    assert not differing(before, Seen("kind", kind).parts)
 
 
 MADE = {}  # looked up by a function that makes its optimizer once
