@@ -124,12 +124,10 @@ def batch(number):
     return x, torch.randint(3, (SIZES[number],), generator=generator)
 
 
-def trained(method, variant="sgd", kind=Net, steps=5, freeze="", evaluation=torch.no_grad):
+def trained(method, variant="sgd", kind=Net, steps=5):
     """Train with a rate that changes, and evaluate amid an update; with None by torch alone."""
     rank = dist.get_rank() if method else 0
     model = make(kind, rank)  # of other weights in the other process
-    for name, p in model.named_parameters():
-        p.requires_grad_(not freeze or not name.startswith(freeze))
     optimizer, seen, sums = make_optimizer(model, variant), [], []
 
     def between(number):
@@ -140,7 +138,7 @@ def trained(method, variant="sgd", kind=Net, steps=5, freeze="", evaluation=torc
             dist.all_reduce(sums[-1])  # a collective of the caller's
         if number == 1:
             model.eval()
-            with evaluation():
+            with torch.no_grad():
                 seen.append(model(batch(3)[0]).clone())
             model.train()
 
@@ -173,32 +171,9 @@ def failing(method, stage, **options):
 PLACES = ("before", "within", "backward", "first", "extra")
 
 
-def averages(method, rank):
-    model = nn.Sequential(nn.Linear(18, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
-    parallel = parallel_of(model, torch.optim.SGD(model.parameters(), 0.1), method)
-    parallel.step(*batch(3))
-    parallel.finish()
-    of_share = model[1].running_mean.clone(), model[1].running_var.clone()
-    parallel.average_buffers()
-    numbers = (3.0 * rank + 1, torch.tensor(rank + 0.5, requires_grad=True), rank)
-    report = {
-        "of_share": of_share,
-        "mean": (model[1].running_mean, model[1].running_var),
-        "count": int(model[1].num_batches_tracked),
-        "numbers": list(map(parallel.mean, numbers)),
-    }
-    parallel.close()
-    return report
-
-
 def todo(rank):
     for method, variant in CASES:
         yield (method, variant), partial(trained, method, variant)
-    for method in METHODS:
-        yield (method, "frozen"), partial(trained, method, steps=3, freeze="hidden")
-        evaluated = partial(trained, method, "adam", steps=3, evaluation=torch.inference_mode)
-        yield (method, "inference"), evaluated
-        yield (method, "averages"), partial(averages, method, rank)
     for method in SPLIT:
         for stage in PLACES:
             for size in (0, None):
@@ -312,16 +287,6 @@ class TestTwoProcesses:
             summed = sum(timing.summation_s for timing in timings)
             assert summed > 0 if method == "all_to_all" else summed < 0.1
 
-    @pytest.mark.parametrize("method", METHODS)
-    def test_frozen_parameters_and_evaluation_in_inference_mode(self, both, method):
-        wanted = trained(None, steps=3, freeze="hidden")
-        assert torch.equal(wanted["weights"][3], make(Net).hidden.weight)
-        for answer in answers(both, method, "frozen"):
-            assert_trained_alike(answer, wanted)
-        wanted = trained(None, "adam", steps=3)
-        for answer in answers(both, method, "inference"):
-            assert_trained_alike(answer, wanted)
-
     @pytest.mark.parametrize("method", SPLIT)
     @pytest.mark.parametrize("size", [0, None])
     @pytest.mark.parametrize("stage", PLACES)
@@ -335,16 +300,6 @@ class TestTwoProcesses:
                 assert kind == "ZeroDivisionError"
             assert_close(good, plainly(1))
             assert_close(end, plainly(3))
-
-    @pytest.mark.parametrize("method", METHODS)
-    def test_means(self, both, method):
-        replies = answers(both, method, "averages")
-        for answer in replies:
-            assert answer["numbers"] == [2.5, 1.0, 0.5] and answer["count"] == 1
-            for number in range(2):
-                one, other = (each["of_share"][number] for each in replies)
-                assert not torch.equal(one, other)  # each saw its share
-                torch.testing.assert_close(answer["mean"][number], (one + other) / 2)
 
     def test_joined(self, both):
         assert [answer["joined"] for answer in both] == [[(0, 2)] * 2, [(1, 2)] * 2]

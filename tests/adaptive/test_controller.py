@@ -117,16 +117,6 @@ class TestAlgorithm1:
         expected = algorithm_1(thetas, 32, b_m, 0.2, factor, tolerance, 0.3, decay_at)
         check(with_thetas(controller, thetas), expected)
 
-    def test_a_given_interval_holds_and_the_last_growth_ends_at_b_m(self):
-        steps = with_thetas(ThetaController(8, 20, 0.1, interval=3), curve(0, 10))
-        assert [s.batch_size for s in steps] == [8] * 3 + [16] * 3 + [20] * 5
-        assert {s.interval for s in steps} == {3}
-        # The rate grows by the batch's own factor.
-        assert [s.lr for s in steps] == pytest.approx([0.1] * 3 + [0.2] * 3 + [0.25] * 5)
-        # B_s = B_m: nothing grows
-        steps = with_thetas(ThetaController(8, 8, 0.1, interval=1), [1.0] * 3)
-        assert {(s.batch_size, s.lr) for s in steps} == {(8, 0.1)}
-
     def test_a_factor_of_less_than_a_sample_is_one(self):
         steps = with_thetas(ThetaController(8, 64, 0.1, 1.01, interval=1), curve(0, 3))
         assert [s.batch_size for s in steps] == [8, 9, 10, 11]
@@ -164,22 +154,8 @@ class TestAlgorithm1:
         steps = follow(controller, costs, [1.0] * len(costs))
         assert sorted({s.batch_size for s in steps}) == batches
 
-    @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
-    def test_rate_follows_the_batch_by_its_exponent(self, exponent):
-        controller = ThetaController(16, 200, 0.1, interval=2, lr_exponent=exponent)
-        for step in with_thetas(controller, curve(3)):
-            assert step.lr == pytest.approx(0.1 * (step.batch_size / 16) ** exponent)
-
 
 class TestDecay:
-    def test_first_goes_back_to_mu_0_times_beta_and_later_ones_times_beta(self):
-        controller = ThetaController(256, 2048, 0.2, interval=2, decay_at=(8, 10))
-        rates = [s.lr for s in with_thetas(controller, curve(1, 12))]
-        expected = [0.2] * 2 + [0.4] * 2 + [0.8] * 2 + [1.6] * 2 + [0.02] * 2 + [0.002] * 3
-        assert rates == pytest.approx(expected)
-        # Section III-E: the effective factor of the first decay is B_s / B_m β.
-        assert rates[8] / rates[7] == pytest.approx(256 / 2048 * 0.1)
-
     def test_saturation_is_three_epochs_in_a_row_without_a_fall_by_a_tenth(self):
         costs = [10.0, 9.5, 9.2, 9.1, 8.0, 7.9, 7.8, 7.7, 7.6, 7.5, 7.4, -9.0, -9.1, -9.2, -9.3]
         steps = follow(FixedBatch(8, 1.0, decay_at=Saturation(3, 0.1)), costs, [1.0] * len(costs))

@@ -97,15 +97,6 @@ class TestStableBatch:
         assert stable_batch(norms, 0.0) == 8
         assert stable_batch(norms[:1], 0.0) == 8
 
-    def test_of_samples_that_agree_is_the_largest_and_of_noise_the_smallest(self):
-        model, x, y = least_squares()
-        sizes = [2, 8, 32]
-        same = (x[:1].expand(64, -1), y[:1].expand(64, -1))
-        assert max_stable_batch(model, same, sizes, loss_fn=F.mse_loss) == 32
-        with torch.no_grad():
-            model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)  # there G is 0
-        assert max_stable_batch(model, (x, y), sizes, loss_fn=F.mse_loss) == 2
-
 
 class TestNoiseScale:
     @pytest.mark.parametrize("kind", ["linear", "two biases"])
@@ -121,11 +112,14 @@ class TestNoiseScale:
         assert scale == pytest.approx(wanted, rel=1e-9)
 
     def test_limits(self):
+        """Of samples that agree, and of noise alone; of the largest stable batch, too."""
         model, x, y = least_squares()
         same = (x[:1].expand(64, -1), y[:1].expand(64, -1))
         assert noise_scale(model, same, 4, loss_fn=F.mse_loss) == pytest.approx(0, abs=1e-12)
+        assert max_stable_batch(model, same, [2, 8, 32], loss_fn=F.mse_loss) == 32
         with torch.no_grad():
-            model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+            model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)  # there G is 0
+        assert max_stable_batch(model, (x, y), [2, 8, 32], loss_fn=F.mse_loss) == 2
         assert noise_scale(model, (x, y), 1, loss_fn=F.mse_loss, batches=64) == math.inf
         assert math.isnan(noise_scale(model, (x * math.nan, y), 1, loss_fn=F.mse_loss))
 
@@ -360,12 +354,6 @@ class TestCostsOfLosses:
             model.weight[0, 0] = math.nan
         with pytest.raises(DivergedError, match=r"parameters are not finite"):
             full_cost(model, (data[0], LABELS), size)
-
-    def test_noise_of_a_sum_is_that_of_the_mean(self):
-        model, x, y = least_squares()
-        losses = [partial(F.mse_loss, reduction=kind) for kind in ("mean", "sum")]
-        scales = [noise_scale(model, (x, y), 4, loss_fn=loss) for loss in losses]
-        assert scales[1] == pytest.approx(scales[0]) and math.isfinite(scales[0])
 
 
 class TestModelsOfOtherKinds:

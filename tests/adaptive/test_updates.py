@@ -36,6 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 from repro.adaptive import METHODS, DataParallel, LossCheckError, WholeStepError
 from repro.adaptive.optimizers import check_in_parts
+from repro.microconv import split_batch
 
 pytestmark = pytest.mark.slow
 SPLIT = ("all_to_all", "reduce_scatter")
@@ -599,6 +600,18 @@ def not_the_same(method, rank, what):
     return error, weights_of(model)
 
 
+def in_shares(method):
+    """Two steps in the shares for processes of which one is five times as fast."""
+    model = make(0, Small)
+    parallel = parallel_of(model, torch.optim.SGD(model.parameters(), 0.1), method)
+    times = {rank: {n: (1 + 4 * rank) * n for n in range(1, 7)} for rank in range(2)}
+    shares = [*split_batch(6, times).values()]
+    for _ in range(2):
+        parallel.step(*batch(0), shares=shares)
+    parallel.close()
+    return shares, weights_of(model)
+
+
 def failed_by_both(method, what):
     """An error in both processes, once; and then steps of unequally many micro-batches."""
     model = make()
@@ -777,8 +790,11 @@ def typed(method, kind):
     parallel.average_buffers()
     parallel.close()
     means = [b for b in model.buffers() if b.is_floating_point() or b.is_complex()]
-    means = [b.to(torch.complex64) for b in means]
-    return {"given": given, "mean": means, "weights": weights_of(model)}
+    own = [b for b in model.buffers() if not (b.is_floating_point() or b.is_complex())]
+    number = torch.tensor(rank + 0.5, requires_grad=True)
+    report = {"mean": [b.to(torch.complex64) for b in means], "own": own}
+    report["numbers"] = [parallel.mean(rank), parallel.mean(number)]
+    return report | {"given": given, "weights": weights_of(model)}
 
 
 def amid(method, what):
@@ -860,6 +876,7 @@ def todo(rank):
         for what in ("norm", "loss"):
             yield (method, "failed by both", what), partial(failed_by_both, method, what)
         yield (method, "without last"), partial(without_last, method)
+        yield (method, "in shares"), partial(in_shares, method)
         for kind in (torch.bfloat16, torch.complex64):
             yield (method, "type", kind), partial(typed, method, kind)
         for what in ("hook", "layout", "type"):
@@ -1023,6 +1040,15 @@ def test_mini_batches_that_differ_are_refused(both, what):
             assert_close(weights, weights_of(model))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_uneven_shares_train_as_one_process(both, method):
+    model = make(0, Small)
+    train(None, model, torch.optim.SGD(model.parameters(), 0.1), [batch(0)] * 2)
+    for shares, weights in answers(both, method, "in shares"):
+        assert shares == [5, 1]
+        assert_close(weights, weights_of(model))
+
+
 @pytest.mark.parametrize("kind", FORMS)
 def test_mini_batches_of_any_form(both, kind):
     compare(both, "form", kind)
@@ -1082,7 +1108,9 @@ def test_parameters_are_updated_before_anyone_reads_them(both, how):
 @pytest.mark.parametrize("method", METHODS)
 def test_parameters_and_buffers_of_any_type_are_made_the_same(both, method, kind):
     replies = answers(both, method, "type", kind)
-    for answer in replies:
+    for rank, answer in enumerate(replies):
+        assert answer["numbers"] == [0.5, 1.0]
+        assert all(torch.equal(own, torch.full_like(own, 1 + rank)) for own in answer["own"])
         for given in answer["given"]:
             assert given.abs().eq(1).all()  # rank 0's, and of booleans both
         for mean in answer["mean"]:

@@ -20,6 +20,11 @@ OUT_OF_MEMORY = {"status": "out_of_memory", "error": "OutOfMemoryError: no room"
 FAILED = {"status": "failed", "error": "ValueError: wrong"}
 
 
+def timing(*seconds: float) -> dict[str, Any]:
+    """Return samples of a timing."""
+    return {"samples_s": list(seconds), "warmup": 1}
+
+
 def table_of(artefact: Artefact, results: Results) -> pd.DataFrame:
     """Return an artefact's table."""
     return pd.DataFrame(list(artefact.rows(results)), dtype=object)

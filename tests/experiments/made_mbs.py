@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import made
-from made import OUT_OF_MEMORY, Maker
+from made import OUT_OF_MEMORY, Maker, timing
 
 from repro.experiments import load_paper
 from repro.experiments.design import Run, paper_toml
@@ -51,8 +51,7 @@ def trained(*percent: float, epoch_s: float = 1.0, loss: Sequence[float] = ()) -
     losses = list(loss or [2.0 - k / 10 for k in range(len(curve))])
     metrics = {"best": max(curve), "accuracy": curve, "iou": curve, "train_loss": losses}
     # The median counts, so that one slow epoch does not.
-    timing = {"samples_s": [epoch_s, 2 * epoch_s, epoch_s], "warmup": 1}
-    return {"metrics": metrics, "timings": {"epoch": timing}}
+    return {"metrics": metrics, "timings": {"epoch": timing(epoch_s, 2 * epoch_s, epoch_s)}}
 
 
 def of_trainings(make: Maker) -> Maker:

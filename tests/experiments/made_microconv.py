@@ -6,6 +6,7 @@ from typing import Any
 
 import made
 import pandas as pd
+from made import timing
 
 from repro.experiments import load_paper
 from repro.experiments.design import Run
@@ -38,11 +39,6 @@ def table(artefact: str, make: Maker, profile: str = "quick") -> pd.DataFrame:
     return made.table_of(
         load_paper("microconv").artefacts[artefact], results(artefact, make, profile)
     )
-
-
-def timing(*seconds: float) -> dict[str, Any]:
-    """Samples of a timing."""
-    return {"samples_s": list(seconds), "warmup": 1}
 
 
 def entry(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import made
-from made import OUT_OF_MEMORY, Maker
+from made import OUT_OF_MEMORY, Maker, timing
 
 from repro.experiments import load_paper
 from repro.experiments.design import Run
@@ -162,10 +162,6 @@ class World:
         if self.profile != "paper" and mode not in ("schedule", "schedule_va"):
             del row["reserved_bytes"]  # the limit is on tensors
         return {"metrics": row | {"limit_bytes": self.limit(MEASURED)}, "timings": timings}
-
-
-def timing(*seconds: float) -> dict[str, Any]:
-    return {"samples_s": list(seconds), "warmup": 1}
 
 
 def results(artefact: str, make: Maker, profile: str = "") -> Results:

@@ -1,6 +1,5 @@
 """The experiments on θ-adaptive batch sizes, each on toys; the optimizers of section V."""
 
-import itertools
 import math
 import time
 
@@ -10,24 +9,13 @@ import torch
 from torch import nn
 from torch.multiprocessing import ProcessRaisedException
 
-from repro.experiments import captured, load_paper
+from repro.experiments import captured
 from repro.experiments.adaptive import building, experiments, overlap, runs, worker
-from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, MORE, PHANTOM, STRATEGIES, TASKS
+from repro.experiments.adaptive.runs import CIFAR, DECAY, DIV2K, PHANTOM, TASKS
 from repro.experiments.one_run import load
 from repro.measure import describe_device
 
-DESIGN = load_paper("adaptive")
 CHOSEN = {CIFAR: "digits", DIV2K: "photos", PHANTOM: "phantom"}
-TOYS = {  # 43 samples: no multiple of a batch size
-    run.label: (run.experiment, run.config | {"train_samples": 43, "test_samples": 20})
-    for run in (
-        *(runs.training("smoke", task, CHOSEN, name) for task in TASKS for name in STRATEGIES),
-        *(runs.training("smoke", CIFAR, CHOSEN, name) for name in (*MORE, "theta_LARS")),
-        runs.training("smoke", CIFAR, CHOSEN, "theta_LAMB"),
-        *itertools.islice(runs.stable("smoke", CHOSEN), 3),
-    )
-}
-TRAININGS = [name for name in TOYS if name not in TASKS]
 
 
 def config_of(strategy="theta", task=CIFAR, **changes):

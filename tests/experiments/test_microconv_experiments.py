@@ -1,8 +1,6 @@
 """The experiments of μ-cuDNN at toy scale: what they measure."""
 
 import copy
-import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ from torch import nn
 
 from repro.experiments.microconv import experiments, measured, runs
 from repro.measure import machine as machine_module
-from repro.microconv import micro_batch_sizes
+from repro.microconv import Candidate, best_division, micro_batch_sizes
 
 MIB = 2**20
 
@@ -26,30 +24,18 @@ def quiet(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def fastest(batch: int, kernel: dict[str, Any], policy: str, limit_mib: float) -> float:
-    """The least time of a division within a limit, by trying every first part."""
-    times = [0.0]
-    for b in range(1, batch + 1):
-        options = [
-            way[1] + times[b - size]
-            for size in micro_batch_sizes(batch, policy)
-            if size <= b
-            for way in kernel["candidates"][str(size)]
-            if way[2] <= limit_mib * MIB
-        ]
-        times.append(min(options, default=math.inf))
-    return times[batch]
-
-
 def test_divisions_of_conv2_that_were_run():
     run = runs.conv2("smoke")
     metrics = experiments.candidates(run.config, 0, None, "cpu").metrics
     cells = [(row["limit_mib"], row["policy"]) for row in metrics["checked"]]
     assert sorted(cells) == sorted((limit, p) for limit in (8, 64) for p in runs.POLICIES)
+    listed = metrics["kernels"][0]["candidates"]
     for row in metrics["checked"]:
         assert sum(size for size, _ in row["parts"]) == 4
-        best = fastest(4, metrics["kernels"][0], row["policy"], row["limit_mib"])
-        assert row["predicted_s"] == pytest.approx(best) and row["time_s"] > 0
+        sizes = micro_batch_sizes(4, row["policy"])
+        ways = {size: [Candidate(*way) for way in listed[str(size)]] for size in sizes}
+        best = best_division(4, ways, row["limit_mib"] * MIB)
+        assert row["predicted_s"] == pytest.approx(best.time_s) and row["time_s"] > 0
     # The golden rerun derives from the measured times what was derived then.
     again = measured.divided_again(run.config, metrics)
     assert again["infeasible_at_64_mib"] == metrics["infeasible_at_64_mib"] == 0

@@ -52,21 +52,18 @@ def test_deferred_statistics_are_the_full_batchs(form, micro, momentum):
     assert list(model.buffers())[2] == (6 if "views" in form else 3)
 
 
-def test_deferred_keeps_precision_far_from_zero():
+@pytest.mark.parametrize(
+    ("dtype", "mean", "rtol"),
+    # A variance of 4 as a difference of squares of 1e8 would be lost.
+    [(torch.float32, 1e4, 1e-4), (torch.bfloat16, 0.0, 1e-5)],
+)
+def test_deferred_keeps_precision(dtype, mean, rtol):
     model = nn.BatchNorm2d(5)
-    x, y = batch(40, torch.float32)
-    x += 1e4  # a variance of 4 as a difference of squares of 1e8 would be lost
+    x, y = batch(40, dtype)
+    x += mean
     streamer(model, 6).backward(x, y)
     variance = x.double().transpose(0, 1).flatten(1).var(dim=1)
-    torch.testing.assert_close(model.running_var.double(), 0.9 + 0.1 * variance, rtol=1e-4, atol=0)
-
-
-def test_moments_of_half_precision_are_of_single():
-    model = nn.BatchNorm2d(5)
-    x, y = (tensor.bfloat16() for tensor in batch(40))
-    streamer(model, 6).backward(x, y)
-    variance = x.double().transpose(0, 1).flatten(1).var(dim=1)
-    torch.testing.assert_close(model.running_var.double(), 0.9 + 0.1 * variance, rtol=1e-5, atol=0)
+    torch.testing.assert_close(model.running_var.double(), 0.9 + 0.1 * variance, rtol=rtol, atol=0)
 
 
 def test_layers_in_eval_mode_or_without_statistics_are_left_alone():

@@ -205,22 +205,12 @@ def test_the_callers_default_device_and_unusual_arrays():
 
 def test_peak_memory_does_not_grow_with_the_mini_batch():
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 4))
-    streamer = MicroBatchStreamer(model, F.cross_entropy, 32)
-    peaks = []
-    for factor in (2, 16):
-        x, y = torch.randn(32 * factor, 64), torch.randint(4, (32 * factor,))
-        model.zero_grad()
-        with MemoryMeter(resident=model) as meter:
-            streamer.backward(x, y)
-        peaks.append(meter.peak_bytes)
-    model.zero_grad()
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    x, y = torch.randn(32, 64), torch.randint(4, (32,))
-    with MemoryMeter(resident=model) as meter:
-        F.cross_entropy(model(x), y).backward()
-    assert peaks[1] <= 1.02 * peaks[0]
-    assert peaks[1] <= 1.02 * meter.peak_bytes
+    x, y = torch.randn(32 * 16, 64), torch.randint(4, (32 * 16,))
+    with MemoryMeter(resident=model) as streamed:
+        MicroBatchStreamer(model, F.cross_entropy, 32).backward(x, y)
+    with MemoryMeter(resident=model) as plain:  # beside the gradients that are there
+        F.cross_entropy(model(x[:32]), y[:32]).backward()
+    assert streamed.peak_bytes <= 1.02 * plain.peak_bytes
 
 
 @pytest.mark.parametrize("two_pass", [False, True])

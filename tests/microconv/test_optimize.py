@@ -21,7 +21,6 @@ from repro.microconv import (
 )
 
 SEEDS = range(400)
-MIB = 2**20
 
 
 def divisions(batch, candidates):

@@ -402,11 +402,10 @@ def test_models_whose_runs_do_not_show_what_training_does(monkeypatch):
 def test_models_of_other_kinds():
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.BatchNorm2d(4))
     model.register_buffer("mask", torch.ones(1, 4).expand(3, 4))  # which overlaps itself
-    options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
     with pytest.raises(NotTunableError, match="has lazy layers; run it once"):
-        tune(model, images(), **options)
+        tune(model, images())
     model(images())
-    tune(model, images(), **options)
+    divided(model)
     assert tuned_layers(model) == ["0"] and all(module.training for module in model.modules())
     assert model[1].num_batches_tracked == 1  # of the run before
 
@@ -926,13 +925,12 @@ def test_tools_that_go_by_the_class_or_the_source(tool, convolutions):
     ],
 )
 def test_a_forward_pass_of_ones_own_stays(replace, monkeypatch):
-    options = {"algorithms": ("torch:im2col",), "min_gain": -math.inf, "cache": InventedTimes()}
     for before in (True, False):
         model = nn.Conv2d(3, 4, 3)
         expected = 2 * model(images())
         if before:
             replace(model, model.forward)
-        report = tune(model, images(), **options)
+        _, report = divided(model)
         assert ("(model)" in report.skipped) == before
         if not before:
             replace(model, model.forward)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from repro.models import resnet20, unet
 from repro.models.densenet import DenseNet
-from repro.outofcore import BudgetTooSmall, OutOfCore, Statistics, operations, record
+from repro.outofcore import BudgetTooSmall, OutOfCore, operations, record
 from repro.outofcore.host import OUT, HostStore
 from repro.outofcore.residency import Residency
 
@@ -70,10 +70,6 @@ class Training:
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
         self.seen: list[object] = []
 
-    @property
-    def statistics(self) -> Statistics:
-        return self.block.statistics
-
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         images = torch.randn(4, 3, 16, 16, generator=self.generator)
         return images, torch.randint(0, 10, (4,), generator=self.generator)
@@ -117,17 +113,17 @@ def test_training_is_bit_identical_at_every_budget(model):
     made = {"model": model, "optimizer": "adam"}
     plain, ample = run(None, **made), run(AMPLE, **made)
     assert_same(ample, plain)
-    assert ample.statistics.bytes_in == ample.statistics.bytes_out == 0
+    assert ample.block.statistics.bytes_in == ample.block.statistics.bytes_out == 0
     low, high = ample.block.trace.smallest_budget, ample.block.trace.peak_bytes
     assert low < high / 2
     for budget in (low, (low + high) // 2, high):
         ours = run(budget, **made)
         assert_same(ours, plain)
-        assert ours.statistics.peak_bytes <= budget
-        assert ours.statistics.replayed == 3  # all but the first, and the one after the state came
+        assert ours.block.statistics.peak_bytes <= budget
+        assert ours.block.statistics.replayed == 3  # not the first, nor the one after the state
         assert ours.block.plan.verify() <= budget
         if budget < high:
-            assert ours.statistics.bytes_in > 0
+            assert ours.block.statistics.bytes_in > 0
     with pytest.raises(BudgetTooSmall, match="smallest feasible budget"):
         run(low // 2, **made)
 
@@ -140,7 +136,7 @@ def test_operations_on_lists_run_in_parts(optimizer):
     assert run(AMPLE, optimizer=optimizer).block.trace.smallest_budget > budget
     ours = run(budget, optimizer=optimizer)
     assert_same(ours, run(None, optimizer=optimizer))
-    assert ours.statistics.peak_bytes <= budget
+    assert ours.block.statistics.peak_bytes <= budget
 
 
 def test_gradients_are_unscaled_in_parts():
@@ -182,7 +178,7 @@ def test_windows_and_where_swapped_out_tensors_lie(window, tmp_path):
     folder = tmp_path if window == 0 else None
     ours = run(2_000_000, window_bytes=window, swap_folder=folder)
     assert_same(ours, run(None))
-    assert ours.statistics.host_bytes > 0 and list(tmp_path.iterdir()) == []
+    assert ours.block.statistics.host_bytes > 0 and list(tmp_path.iterdir()) == []
     if isinstance(window, int):
         assert ours.block.plan.window_bytes == window
 
@@ -240,13 +236,13 @@ def test_what_people_do_in_their_loops(at):
     for budget in (int(1.2 * trace.smallest_budget), (3 * trace.peak_bytes) // 4):
         ours = run(budget, at, n=8)
         assert_same(ours, plain)
-        assert ours.statistics.peak_bytes <= budget
-        assert ours.statistics.replayed >= 2
+        assert ours.block.statistics.peak_bytes <= budget
+        assert ours.block.statistics.replayed >= 2
     if at is evaluate:
-        assert ours.statistics.replayed == 6
-        assert ours.statistics.off_order > 0
+        assert ours.block.statistics.replayed == 6
+        assert ours.block.statistics.off_order > 0
     if at is addresses:
-        assert ours.statistics.locked_bytes == 3 * 16 * 9 * 4
+        assert ours.block.statistics.locked_bytes == 3 * 16 * 9 * 4
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
