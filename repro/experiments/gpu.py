@@ -36,7 +36,7 @@ from repro.records import RecordStore, local_store
 
 LIST = Path(__file__).with_name("gpu.toml")
 ARCHIVE, LOG, DOCTOR = "records.tar.gz", "log.txt", "doctor.json"
-TIMES = "*-experiments.sqlite"  # in the caches' folder: measured for minutes, and used by others
+TIMES = "*-experiments.sqlite"  # in the folder of caches: times that later pieces use
 _DOCTOR_S = 120.0  # at most; it took 17 s by an H100
 _STARTING_S = 12.0  # of a process: torch, the device, decoded images
 _LAST_ARCHIVE_S = 5.0

@@ -440,18 +440,8 @@ def evaluated(model, seen):
 
 BETWEEN = {"clamp": clamped, "average": averaged, "note": noted, "backward": differentiated}
 BETWEEN["inference"] = evaluated
-READS = (
-    "attribute",
-    "list",
-    "closure",
-    "alias",
-    "buffer",
-    "partial",
-    "all",
-    "later",
-    *BETWEEN,
-    "loss",
-)
+OWN = ("attribute", "list", "closure", "alias", "buffer", "partial", "all", "later", "loss")
+READS = (*OWN, *BETWEEN)
 
 
 def read(method, how, size=200):
