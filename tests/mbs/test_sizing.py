@@ -6,7 +6,7 @@ from torch import nn
 
 from repro.mbs import MicroBatchSizeError, MicroBatchStreamer, NondeterministicModelError
 from repro.mbs.sizing import AutoSizer
-from repro.measure import BudgetExceededError, MemoryBudget
+from repro.measure import BudgetExceededError, MemoryBudget, MemoryState
 
 CPU = torch.device("cpu")
 
@@ -279,6 +279,31 @@ def test_sizer_compares_what_is_held_with_the_limit():
         sizer.probe(200, simulated(1100, unused=200))
         assert sizer.size_for(200) == (1100 - 200 - 100) // 10
         assert sizer.sizing.limit_bytes == 900
+
+
+def test_sizer_leaves_headroom_of_real_memory_alone(monkeypatch):
+    state = MemoryState(live_bytes=0, limit_bytes=1000, simulated=False)
+    monkeypatch.setattr("repro.mbs.sizing.memory_state", lambda device: state)
+    sizer = AutoSizer(CPU)
+    sizer.probe(200, simulated(1000))
+    assert sizer.size_for(200) == (950 - 100) // 10  # a twentieth stays free
+
+
+def test_sizer_where_a_probe_needs_more_than_the_line_predicts():
+    """The largest size that was tried counts, however much the line allows."""
+    with MemoryBudget(10_000):
+        sizer = AutoSizer(CPU)
+
+        def measure(size):  # a workspace that begins at 16 samples
+            return simulated(10_000, fixed=100 if size < 16 else 20_000)(size)
+
+        sizer.probe(64, measure)
+        assert [size for size, _ in sizer.sizing.probes] == [2, 4, 8]
+        assert sizer.size_for(64) == sizer.sizing.micro_batch_size == 8
+        assert not sizer.needs_probe(64)
+        for _ in range(32):
+            sizer.succeeded()
+        assert sizer.size_for(64) == 16
 
 
 def test_sizer_halves_then_doubles_after_a_while():

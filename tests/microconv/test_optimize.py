@@ -104,6 +104,11 @@ def test_against_brute_force(times):
     assert feasible > 160 and limited > 16
 
 
+def test_of_equal_divisions_the_one_with_the_largest_micro_batch():
+    candidates = {size: [Candidate("a", size, 0)] for size in (1, 2, 3)}
+    assert best_division(5, candidates).parts == [(3, "a"), (2, "a")]
+
+
 def test_policies():
     assert POLICIES == ("all", "powerOfTwo", "undivided")
     for batch in range(1, 300):

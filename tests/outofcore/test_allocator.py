@@ -78,6 +78,18 @@ class TestBestFit:
         ):  # fmt: skip
             assert replay(BestFitAllocator(), [Event("a", nbytes)]).reserved_bytes == reserved
 
+    def test_rests_by_hand(self):
+        """A rest is split off from 512 bytes (small pool), or from more than 1 MiB (large)."""
+        half = 19 * MIB // 2
+        for first, second, held in (
+            (MIB, MIB - 512, MIB - 512),
+            (MIB, MIB - 511, MIB),
+            (half, half - 512, half - 512),
+            (half, half, 20 * MIB - half),
+        ):
+            allocator = replay(BestFitAllocator(), [Event("a", first), Event("b", second)])
+            assert blocks(allocator) == {"a": (0, first), "b": (first, held)}
+
     def test_fragmentation_that_chunks_do_not_have(self):
         # 20 blocks of 20 MiB fill 400 MiB; every second is freed, and no two are neighbours.
         capacity = 400 * MIB
