@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from repro.adaptive.optimizers import is_dense, no_gradient, without_autocast
 from repro.adaptive.processes import PeerError, lost_peer
@@ -210,6 +211,7 @@ class OverlappedAverager:
         self._next = 0  # bucket to launch: all processes must communicate in one order
         self._steps = 0
         self._saved: list[dict[str, Any]] = []
+        self._states = 0  # parameters that the optimizer has a state of
         self._behind = False  # whether this step's forward pass began with pending updates
         self._read: set[Any] = set()  # parameters read from their modules in this mini-batch
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
@@ -262,6 +264,7 @@ class OverlappedAverager:
                 continue
             self._read.add(p)
             if bucket.pending and not self.gathering:
+                _check_computing(self._names[p])
                 self._apply(bucket)
 
     def _launch(self) -> None:
@@ -309,6 +312,9 @@ class OverlappedAverager:
         """Wait for all gradients and assign them to the parameters."""
         for bucket in reversed(self.buckets):
             self._wait(bucket)
+            for p in bucket.views:  # its own memory: the bucket's is written again
+                assert p.grad is not None
+                p.grad = p.grad.clone()
             bucket.pending = False
 
     def defer(self) -> None:
@@ -326,6 +332,7 @@ class OverlappedAverager:
             }
             for group in self._optimizer.param_groups
         ]
+        self._states = len(self._optimizer.state)
         for bucket in self.buckets:
             if bucket in self._at_once:
                 self._apply(bucket)
@@ -373,7 +380,8 @@ class OverlappedAverager:
         for p, view in bucket.views.items():
             # The model's layout or type may have changed since.
             kept = p.dtype == view.dtype and (p.stride() == view.stride() or not is_dense(p))
-            p.grad = view if kept else torch.empty_like(p).copy_(view)
+            # Another tensor of that memory: converting the model gives its gradients other memory.
+            p.grad = view.detach() if kept else torch.empty_like(p).copy_(view)
         self.communication_s += bucket.communication_s
         self.summation_s += bucket.summation_s
 
@@ -382,6 +390,11 @@ class OverlappedAverager:
         accelerator.current_stream(self._device).wait_event(bucket.averaged)
 
     def _apply(self, bucket: Bucket) -> None:
+        if len(self._optimizer.state) < self._states:
+            raise RuntimeError(
+                "the optimizer's state was cleared while an update was under way, which needs it: "
+                "call finish() before you change optimizer.state"
+            )
         # A backward pass of the caller's may have gone through the model, as one of a GAN does.
         kept = [(p, p.grad) for p in self._owner if p.grad is not None]
         for p, _ in kept:
@@ -397,6 +410,7 @@ class OverlappedAverager:
             self._as_it_was(),
         ):
             step(self._optimizer)
+        self._states = len(self._optimizer.state)
         for p, gradient in [*((p, None) for p in bucket.views), *kept]:
             p.grad = gradient
         bucket.pending = False
@@ -443,3 +457,16 @@ class OverlappedAverager:
         for module in self._watched:
             if isinstance(module._parameters, Parameters):
                 vars(module)["_parameters"] = dict.copy(module._parameters)
+
+
+def _check_computing(name: str) -> None:
+    """Refuse to update a parameter where torch computes no values, or transforms them."""
+    modes = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
+    where = next(iter(modes & {"FakeTensorMode", "ProxyTorchDispatchMode"}), "")
+    if torch._C._are_functorch_transforms_active():
+        where = "a transform of torch.func"
+    if where:
+        raise RuntimeError(
+            f"{name} is read under {where} while its update is under way: call finish() before, or "
+            "give overlap=False"
+        )

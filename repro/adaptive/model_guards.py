@@ -34,7 +34,13 @@ class ModelGuard:
     def _now(self) -> tuple[list[Any], list[Any]]:
         """The current layers, parameters and nodes, and the parameters' settings."""
         # Not by the dictionary's own `values`, which would finish updates.
-        members = [m for home, name in self._homes for m in dict.values(home[name])]
+        members = [
+            member
+            for home, name in self._homes
+            for member in (
+                dict.values(home[name]) if isinstance(home[name], dict) else home[name].values()
+            )
+        ]
         if self._by_nodes:
             members += [get_gradient_edge(p).node for p in self._parameters if p.requires_grad]
         return members, [(p.requires_grad, p.dtype, p.device) for p in self._parameters]

@@ -190,7 +190,7 @@ def advise(
             f"{count} methods measured, median of {STEPS} steps after {WARMUP} ({SETTLING} where "
             f"tensors are swapped); else {grounds}"
         )
-    elif measure:
+    elif not present and (measure or device not in DEVICES):
         grounds = f"nothing measured, as {device} is not here; {grounds}"
     return Advice(workload, batch, memory_bytes, device, grounds, ranked(rows))
 

@@ -176,7 +176,7 @@ def _read(loss_fn: Callable[..., Any]) -> tuple[Any, dict[str, Any], bool]:
         return read[0], read[1], hooked or bool(own)
     if isinstance(loss_fn, partial):
         return (None if loss_fn.args else loss_fn.func), dict(loss_fn.keywords), False
-    if not isinstance(loss_fn, nn.Module):
+    if not isinstance(loss_fn, nn.Module) or isinstance(loss_fn, torch.jit.ScriptModule):
         return loss_fn, {}, False
     kind: Any = type(loss_fn)
     base = next((b for b in kind.__mro__ if b.__module__ == losses.__name__), kind)

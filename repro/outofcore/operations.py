@@ -23,6 +23,11 @@ def _dispatch(self: "Operations", func: Any, types: Any, args: Any = (), kwargs:
     for of in types:
         if of is not torch.Tensor and of is not Parameter and _dispatches(of):
             return NotImplemented  # a wrapper tensor: the inner tensors' operations come here later
+    if torch._C._get_tracing_state() is not None:
+        raise NotImplementedError(
+            "torch.jit.trace within an OutOfCore block would keep this input's activations as "
+            "constants: trace before the block"
+        )
     if torch._C._is_torch_function_mode_enabled():  # as in a scripted module: we look at addresses
         with torch._C.DisableTorchFunction():
             return self.owner.run(func, args, kwargs or {})

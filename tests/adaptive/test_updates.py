@@ -27,6 +27,7 @@ from pairs import (
     weights_of,
 )
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import prune
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -356,7 +357,17 @@ def compiled():
     return model
 
 
-MODELS = {"tied": Tied, "pruned": pruned, "normed": normed, "compiled": compiled}
+def scripted():
+    model = sequence()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model[3] = torch.jit.script(model[3])
+    return model
+
+
+MODELS = {
+    "tied": Tied, "pruned": pruned, "normed": normed, "compiled": compiled, "scripted": scripted,
+}  # fmt: skip
 
 
 def modelled(method, name):
@@ -460,12 +471,26 @@ def read(method, how, size=200):
     return found | {"seen": [t.detach().clone() for each in seen for t in each]}
 
 
+def converted(method, **options):
+    """Train a model that is converted between steps; keep the gradients of each."""
+    model, seen = make(), []
+
+    def between(number):
+        seen.extend(p.grad for p in model.parameters())
+        layouts = torch.contiguous_format, torch.channels_last
+        model.to(memory_format=layouts[number % 2])._apply(torch.clone)
+
+    optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+    return train(method, model, optimizer, BATCHES, between=between, **options) | {"seen": seen}
+
+
 # What each key trains, by which ways of averaging
 TRAININGS = {
     **{("layout", name): (laid_out, METHODS, (name,), {}) for name in OPTIMIZERS},
     ("layout, whole", "adam, foreach"): (
         laid_out, METHODS, ("adam, foreach",), {"overlap": False},
     ),
+    ("converted",): (converted, SPLIT, (), {"overlap": False}),
     ("clip", "sgd"): (laid_out, METHODS, ("sgd", 0.1), {}),
     ("clip", "adam, fused"): (laid_out, METHODS, ("adam, fused", 0.1), {}),
     ("clip", "loosely"): (laid_out, METHODS, ("sgd", 1e9), {}),
@@ -855,6 +880,26 @@ def copies(method):
     return [*tensors, weights_of(model)]
 
 
+def looked_at(method):
+    """Call the model amid an update where nothing is computed; then clear the optimizer's state."""
+    model, (x, y) = make(), batch(0)
+    optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+    parallel = parallel_of(model, optimizer, method)
+    parallel.step(x, y)
+
+    def without_values():
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            model(mode.from_tensor(x))
+
+    errors = [error_of(without_values), error_of(torch.func.jvp, model, (x,), (x,))]
+    parallel.finish()
+    weights = weights_of(model)
+    parallel.step(x, y)
+    optimizer.state.clear()
+    errors += [error_of(parallel.finish), error_of(parallel.close)]
+    return errors, weights
+
+
 def todo(rank):
     """Yield a name and a function of each case; the two split ways share most of their code."""
     yield "listening", joined.listening
@@ -884,6 +929,7 @@ def todo(rank):
     yield "max_norm", bounded
     yield "gradient in parts", in_parts
     yield "copies", partial(copies, "all_to_all")
+    yield "looked at", partial(looked_at, "all_to_all")
     for name in UNEVEN:
         yield ("uneven", name), partial(checked, name)
     for method in TWO:
@@ -1123,6 +1169,19 @@ def test_what_changes_before_the_update_ends_leaves_it_as_it_was(both, method):
             assert error[0] == "ValueError" and "moved or given another type" in error[1]
         assert_close(weights, plain(1 if method == "allreduce" else 2, Small), 1e-6)
         assert same(weights, replies[0][1])
+
+
+def test_a_model_that_is_converted_between_steps(both):
+    compare(both, "converted")
+
+
+def test_an_update_that_cannot_be_made_where_the_model_is_read_is_an_error(both):
+    plain = weights_of(plainly(OPTIMIZERS["sgd"], 1)[0])
+    for errors, weights in answers(both, "looked at"):
+        assert {kind for kind, _ in errors} == {"RuntimeError"}
+        named = ("under FakeTensorMode", "under a transform of torch.func", *2 * ["was cleared"])
+        assert all(name in text for name, (_, text) in zip(named, errors, strict=True))
+        assert_close(weights, plain)
 
 
 def test_copies_of_the_model_hold_the_last_update_and_are_plain(both):

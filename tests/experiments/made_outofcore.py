@@ -39,8 +39,8 @@ REACH: dict[str, dict[str, tuple[int, int, int]]] = {
     SIMULATED: {RESNET: (190, 928, 1472), DENSENET: (128, 512, 1536), PIX2PIXHD: (5, 20, 36),
                 DEEPLAB: (9, 48, 144)},
     "quick": {RESNET: (12, 59, 91), DENSENET: (8, 32, 32), PIX2PIXHD: (4, 16, 16)},
-    "paper": {RESNET: (190, 928, 1440), DENSENET: (128, 512, 1024), PIX2PIXHD: (4, 16, 32),
-              DEEPLAB: (6, 32, 64)},
+    "paper": {RESNET: (190, 928, 1440), DENSENET: (128, 512, 1536), PIX2PIXHD: (4, 16, 32),
+              DEEPLAB: (6, 32, 96)},
 }  # fmt: skip
 Rules = Mapping[tuple[str | float, ...], Any]
 

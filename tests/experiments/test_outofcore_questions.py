@@ -77,6 +77,17 @@ class TestClaims:
         else:
             assert on_a_cpu.word == "not run" and on_a_cpu.evidence.startswith("needs a GPU")
 
+    def test_a_gap_of_sizes_that_were_not_tried_decides_nothing(self):
+        untried = {("status", SCHEDULE, size): None for size in (1120, 1248)}
+        verdict = judged("table1/larger_than_alone_here", World("paper", untried))
+        assert verdict.word == "undecided"
+        assert "schedule was tried with nothing between 928 and 1440" in verdict.evidence
+        verdict = judged("table1/alone_ends_here", World("paper", untried))
+        assert verdict.word == "undecided" and "1120, the paper's next" in verdict.evidence
+        # Where 512 and not 256 fails in core, six times as large is certain all the same.
+        world = World("paper", {("status", "in_core", 256): None})
+        assert judged("table1/larger_than_core", world).word == "reproduced"
+
     def test_a_speed_on_a_cpu_needs_a_link(self):
         found = results("table1", World(rules=KEPT))
         for record in found.records:

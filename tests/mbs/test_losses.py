@@ -100,6 +100,13 @@ def test_torchs_losses_are_exact_by_default(name):
     assert error_of(*KNOWN[name]) < 1e-12
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_scripted_loss_is_one_of_ones_own():
+    assert error_of(torch.jit.script(nn.CrossEntropyLoss()), LABELS) < 1e-12
+    with pytest.raises(LossCheckError):
+        error_of(torch.jit.script(nn.CrossEntropyLoss(reduction="sum")), LABELS)
+
+
 # Of the micro-batches one has classes of weight 0 alone, which smoothing counts all the same.
 SMOOTHED = nn.CrossEntropyLoss(weight=WEIGHT * (WEIGHT > 1), label_smoothing=0.1), LABELS.sort()[0]
 

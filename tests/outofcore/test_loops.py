@@ -723,6 +723,14 @@ class TestOtherTensors:
         with OutOfCore(AMPLE), pytest.raises(NotImplementedError, match="needs torch"):
             calls[operator]()
 
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+    def test_tracing_is_refused(self):
+        """A trace of a convolution would return the traced input's activations for every input."""
+        model, x = nn.Conv2d(1, 2, 3), torch.rand(1, 1, 5, 5)
+        refused = pytest.raises(NotImplementedError, match="trace before the block")
+        with torch.no_grad(), OutOfCore(AMPLE), refused:
+            torch.jit.trace(model, x)
+
 
 def write_in_a_backward_pass(x: torch.Tensor, _: torch.Tensor) -> None:
     y = torch.ones(1, requires_grad=True) * 1

@@ -90,12 +90,14 @@ def larger(results: Results, mode: str, than: str, paper: Mapping[str, float]) -
 def alone_ends(results: Results) -> Cases:
     """The largest batch size without chunks over LMS's in the paper."""
     trained = points.with_allocators(results, [RESNET])[RESNET]
-    alone, open_ = trained.largest(SCHEDULE)
+    alone, failed = trained.largest(SCHEDULE)
     if not alone:
         raise NotRun("scheduling alone trains nothing")
-    open_ = open_ and alone <= runs.LMS_BATCH
-    gap = (judge.unsure if open_ else judge.deterministic)(alone / runs.LMS_BATCH, log=True)
-    note = f"{alone} is the largest that was tried" if open_ else ""
+    following = min(batch for batch in runs.published(CHUNKS) if batch > runs.LMS_BATCH)
+    note = ""
+    if alone <= runs.LMS_BATCH and failed > following:
+        note = f"{following}, the paper's next batch size, was not tried"
+    gap = (judge.unsure if note else judge.deterministic)(alone / runs.LMS_BATCH, log=True)
     return {RESNET: replace(gap, label=f"{RESNET}, up to {alone}", note=note)}
 
 

@@ -164,29 +164,37 @@ class Trained:
         one_machine(self._results.ok(self.where, role=self.role))
         return ratio(other.paces, ours.paces, trials="rounds")
 
-    def largest(self, mode: str) -> tuple[int, bool]:
-        """The largest batch size that a method trains, 0 for none; whether none larger failed."""
+    def largest(self, mode: str) -> tuple[int, float]:
+        """The largest batch size that a method trains, 0 for none; the least that failed above.
+
+        The latter is infinite where no larger one failed.
+        """
         found = self.points(mode)
         if not found:
             raise NotRun("no records")
-        return max(self.trained(mode), default=0), found[max(found)] is not None
+        most = max(self.trained(mode), default=0)
+        return most, min((batch for batch in found if batch > most), default=math.inf)
 
-    def larger(self, one: str, other: str, paper: float = math.inf) -> Estimate | Exact:
+    def larger(self, one: str, other: str, paper: float) -> Estimate | Exact:
         """How much larger one method trains a network than another, as measured.
 
         It is `unsure` where one might train more, unless it has the paper's ratio already; or where
-        the other might train more, unless the first ended below it.
+        the other might, with batch sizes that were not tried, so much that less than half of the
+        paper's effect remains, or nothing.
         """
-        (first, open_), (second, open_other) = self.largest(one), self.largest(other)
+        (first, failed), (second, failed_other) = self.largest(one), self.largest(other)
         if second and not first:
             return Exact(False, f"({first} {LABELS[one]}, {second} {LABELS[other]})")
         if not second:
             raise NotRun(f"{LABELS[other]} trains nothing to compare with")
         ratio, note = first / second, ""
-        if open_ and ratio < 0.999 * paper:
+        needed = math.sqrt(paper) if ratio >= math.sqrt(paper) else 1.0
+        if failed == math.inf and ratio < 0.999 * paper:
             note = f"{first} is the largest that was tried {LABELS[one]}"
-        elif open_other and first >= second:
+        elif ratio > 1 and first / failed_other < needed:
             note = f"{second} is the largest that was tried {LABELS[other]}"
+            if failed_other < math.inf:
+                note = f"{LABELS[other]} was tried with nothing between {second} and {failed_other}"
         label = f"{self.ran}: {first} {LABELS[one]} over {second} {LABELS[other]}"
         found = (unsure if note else deterministic)(ratio, log=True)
         return replace(found, label=label, note=note)
