@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from repro.adaptive import DataParallel, join_processes
+from repro.adaptive.reading import Parameters
 
 
 def parallel_of(model, optimizer, method, loss=F.cross_entropy, **options):
@@ -86,7 +87,7 @@ def hooks_of(model, optimizer):
     hooks += [optimizer._optimizer_state_dict_pre_hooks]
     hooks += [optimizer._optimizer_load_state_dict_pre_hooks]
     for module in model.modules():
-        assert type(module._parameters) is dict
+        assert not isinstance(module._parameters, Parameters)
     return sum(len(each or ()) for each in hooks)
 
 
