@@ -178,6 +178,8 @@ def test_what_cannot_be_measured():
     found = told("H100", measure=True)
     assert found.grounds.startswith("nothing measured, as H100 is not here; the data sheet of")
     assert found.rows == told("H100").rows
+    absent = "nothing measured, as xpu is not here; the data sheet of H100"
+    assert told("xpu").grounds.startswith(absent)
     images, labels = data()  # the lines take one tensor of inputs
     with pytest.raises(AdviceError, match="one tensor of inputs"):
         told("cpu", 4, measure=True, example=((images[:4],), labels[:4]))
