@@ -16,7 +16,7 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from repro.measure import CheckpointError, accelerator
 
 CHECK_S = 5.0  # seconds without news after which the driver checks that the cluster answers
 PLACE_S = 120.0  # seconds that a worker may wait for room on the cluster
+_STARTING_S = 60.0  # in which a new cluster's node has to answer
 RESTARTS = 3  # of each worker before the run ends
 _GO_ON = "run again with the same checkpoint=... to go on from the last epoch"
 
@@ -305,7 +306,7 @@ def _join(ray: Any, address: str) -> None:
 
 def _start(ray: Any, needed: Mapping[str, float], state_bytes: int) -> None:
     """Start a cluster on the loopback interface; by default Ray listens on all interfaces."""
-    from ray._private import ray_constants
+    from ray._private import ray_constants, services
 
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 2**31
     memory = int(min(0.8 * free, 2**28 + 32 * state_bytes))
@@ -318,13 +319,32 @@ def _start(ray: Any, needed: Mapping[str, float], state_bytes: int) -> None:
         "log_to_driver": False,
         "logging_level": "ERROR",
     }
-    # Ray takes 127.0.0.1 where it has no clusters; `ray.init` would replace it as an argument.
-    with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False, create=True):
+    with (
+        # Ray takes 127.0.0.1 where it has no clusters; `ray.init` would replace it as an argument.
+        mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False, create=True),
+        mock.patch.object(services, "get_node", _patient(services.get_node)),
+    ):
         try:
             ray.init(**options)
         except (Exception, SystemExit):  # on a busy machine its agent may start too late
             ray.shutdown()
             ray.init(**options)
+
+
+def _patient(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Ask for a new node until it answers: Ray waits 30 s, which a busy machine exceeds."""
+
+    def patient(*given: Any, **named: Any) -> Any:
+        end = time.monotonic() + _STARTING_S
+        while True:
+            try:
+                return ask(*given, **named)
+            except RuntimeError:  # not registered yet
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
+
+    return patient
 
 
 @contextlib.contextmanager

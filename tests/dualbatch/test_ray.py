@@ -164,6 +164,19 @@ class TestWithoutACluster:
             with connected(None, {"CPU": 1, "GPU": 0}, 0):
                 assert len(starts) == 3
 
+    def test_a_node_that_answers_late_is_waited_for(self, monkeypatch):
+        late = [RuntimeError("not registered"), RuntimeError("not registered")]
+
+        def get_node(*given):
+            if late:
+                raise late.pop()
+
+        monkeypatch.setattr(ray._private.services, "get_node", get_node)
+        monkeypatch.setattr(ray, "init", lambda **_: ray._private.services.get_node("at", "node"))
+        monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
+        with connected(None, {"CPU": 1, "GPU": 0}, 0):
+            assert not late
+
 
 def test_tensors_of_all_types_cross_as_they_are(started):
     numbers = torch.arange(24.0).reshape(2, 3, 2, 2)
