@@ -83,6 +83,6 @@ def held_elsewhere(model: nn.Module) -> set[nn.Parameter]:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module's calls, and so its reading of parameters, are compiled or scripted."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return True
-    return module._compiled_call_impl is not None or hasattr(module, "_torchdynamo_orig_callable")
+    compiled = module._compiled_call_impl is not None
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    return compiled or scripted or hasattr(module, "_torchdynamo_orig_callable")
