@@ -32,7 +32,7 @@ from repro.experiments.query import LOCAL, find_source
 from repro.measure.checks import is_whole
 from repro.measure.files import cache_folder, replacing
 from repro.measure.host import cores
-from repro.records import RecordStore, local_store
+from repro.records import RecordStore, commit_state, local_store
 
 LIST = Path(__file__).with_name("gpu.toml")
 ARCHIVE, LOG, DOCTOR = "records.tar.gz", "log.txt", "doctor.json"
@@ -216,6 +216,7 @@ def compute(
     if not 0 < minutes < 10_000:
         raise UsageError(f"--minutes is {minutes:g}; give a number above 0 and below 10,000")
     end = time.monotonic() + 60 * minutes - _LAST_ARCHIVE_S
+    commit_state()  # refuses a wrong $REPRO_COMMIT before any piece would
     planned = plan(pieces, setting.profile, setting.device, setting.root)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -326,8 +327,11 @@ def _archiving(store: RecordStore, folder: Path) -> Iterator[None]:
                 for path in sorted(files):
                     archive.add(path, str(path.relative_to(store.folder.parent)))
                 for path in cache_folder().glob(TIMES):
-                    with closing(sqlite3.connect(path)) as times:  # while others write to it
-                        content = times.serialize()
+                    try:
+                        with closing(sqlite3.connect(path)) as times:  # while others write to it
+                            content = times.serialize()
+                    except sqlite3.Error:  # locked, or still empty: records matter more
+                        continue
                     entry = tarfile.TarInfo(path.name)
                     entry.size = len(content)
                     archive.addfile(entry, BytesIO(content))

@@ -377,7 +377,7 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
 def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choices) -> Results:
     """Gather an artefact's records of one profile, by the datasets that most of them are of."""
     held = {origin: own for origin, own in source.records.items() if origin[1] == profile}
-    records = list(itertools.chain(*held.values()))  # best last
+    records = [*itertools.chain(*held.values())]
     seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
 
     def planned(chosen: Mapping[str, str]) -> Iterator[Run]:
@@ -389,8 +389,10 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
             every = tuple(sorted({*PROCESSES, *seeds}))
             yield replace(run, seeds=every) if run.by_processes else run
 
-    choices = _choices_of_data(source.paper, profile, records)
-    candidates = [Results([*planned(chosen)], seeds, records, profile) for chosen in choices]
+    plans = [[*planned(chosen)] for chosen in _choices_of_data(source.paper, profile, records)]
+    held = _of_one_gpu(source.paper, held, [Results(runs, seeds, records) for runs in plans])
+    records = [*itertools.chain(*held.values())]  # best last
+    candidates = [Results(runs, seeds, records, profile) for runs in plans]
     best = max(candidates, key=lambda results: len(results.records))
 
     def belongs(run: Run, seed: int) -> bool:
@@ -405,6 +407,27 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
     counts = Counter(at for at, own in held.items() for record in own if id(record) in shown)
     best.places = [_label_of(*origin) for origin, _ in counts.most_common()]
     return best
+
+
+def _of_one_gpu(
+    paper: Paper, held: Mapping[tuple[str, str], list[Record]], candidates: Sequence[Results]
+) -> Mapping[tuple[str, str], list[Record]]:
+    """Leave out what reference GPUs measured of an artefact, but for the one with most of it."""
+    gpus = [at for at in held if at[0] != LOCAL and not at[0].startswith("cpu")]
+    if len(gpus) < 2:
+        return held
+    wanted = {record.identity for results in candidates for record in results.records}
+    measured = {
+        at: {
+            id(record)
+            for record in held[at]
+            if record.identity in wanted
+            and paper.experiments[record.experiment].measured(record.config)
+        }
+        for at in gpus
+    }
+    dropped = set().union(*sorted(measured.values(), key=len)[:-1])
+    return {at: [one for one in records if id(one) not in dropped] for at, records in held.items()}
 
 
 def _choices_of_data(

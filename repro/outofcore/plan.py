@@ -70,8 +70,12 @@ class SwapPlan:
     @cached_property
     def host_bytes(self) -> int:
         """The most bytes of variables on the host at once; they stay there until they end."""
-        on_host: dict[str, int] = {}
-        held = peak = 0
+        return self.most_on_host(())
+
+    def most_on_host(self, before: Iterable[str]) -> int:
+        """Return `host_bytes` where the host holds persistent variables from `before`."""
+        on_host = {name: aligned(self.trace.sizes[name]) for name in before}
+        held = peak = sum(on_host.values())
         for number in 2 * [*range(len(self.trace.functions))]:
             held -= sum(on_host.pop(name, 0) for name in self.trace.ending[number])
             for kind, name in (*self.before[number], *self.after[number]):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -259,17 +260,24 @@ def check_schedule(schedule: object) -> None:
 def host_bytes(trace: Trace, budget_bytes: int) -> int:
     """Return the bytes of host memory for swapping within a budget, in whole slabs.
 
-    They are the larger of the default schedule's and of demand paging's, which runs the first
-    iteration, and include variables that no function uses; 0 if all variables fit the budget.
+    They are the most that demand paging, which runs the first iteration, or a plan that may follow
+    it by the default schedule needs, if each function takes as long as a copy of its variables.
+    Variables that no function uses count as well. 0 if all variables fit the budget.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
     """
-    needed = plan_swaps(trace, budget_bytes).host_bytes
+    if trace.peak_bytes <= budget_bytes:
+        return 0
+    plans = [plan_swaps(trace, budget_bytes)]
     with suppress(DoesNotFit):  # if its iterations never repeat
-        needed = max(needed, on_demand(trace, budget_bytes).host_bytes)
-    if trace.peak_bytes > budget_bytes:
-        needed += trace.held_bytes
+        plans.append(on_demand(trace, budget_bytes))
+    part = without_small(trace, budget_bytes)
+    times = np.asarray(trace.needs_bytes, dtype=float)
+    tried = chain(packed_plans(*part, times, (1.0, 1.0)), windows(*part, times))
+    plans += (with_small(plan, trace, budget_bytes) for plan in tried)
+    # Demand paging may leave each persistent variable on the host.
+    needed = max(plan.most_on_host(trace.persistent) for plan in plans) + trace.held_bytes
     return -(-needed // SLAB_BYTES) * SLAB_BYTES
 
 

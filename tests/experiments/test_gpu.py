@@ -15,7 +15,7 @@ from repro.experiments.design import UsageError
 from repro.experiments.microconv.experiments import kept_times
 from repro.experiments.run import Setting
 from repro.microconv import BenchmarkCache
-from repro.records import RecordStore, local_store
+from repro.records import RecordError, RecordStore, local_store
 
 TRAIN = gpu.Piece(
     "d", "adaptive/figure10", 5, only={"strategy": ["best"]}, seeds="2", at_once=2, data=("digits",)
@@ -72,6 +72,21 @@ def test_what_is_no_list_is_refused(tmp_path, text, said):
     (tmp_path / "list.toml").write_text(text)
     with pytest.raises(UsageError, match=said):
         gpu.read(tmp_path / "list.toml")
+
+
+def test_a_wrong_commit_is_refused_before_any_piece(folder, monkeypatch):
+    monkeypatch.setenv("REPRO_COMMIT", "1234567-dirty")
+    with pytest.raises(RecordError, match="REPRO_COMMIT"):
+        gpu.compute([MEASURE], SMOKE, 1, folder, print)
+
+
+def test_records_are_archived_without_times_that_cannot_be_read(folder, make_record):
+    store = local_store("smoke")
+    (folder.parent / "cache").mkdir()
+    (folder.parent / "cache" / "kernel-experiments.sqlite").touch()  # no table yet
+    with gpu._archiving(store, folder):
+        path = store.write(make_record())
+    assert archived(folder) == [str(path.relative_to(store.folder.parent))]
 
 
 @pytest.mark.slow

@@ -6,11 +6,21 @@ from dataclasses import replace
 import pytest
 import torch
 from ooc_trainings import child
+from torch import nn
 from traces import chain
 
 from repro.measure import accelerator
 from repro.measure.accelerator import HostMemoryError
-from repro.outofcore import Function, Kind, OutOfCore, Trace, host_bytes, plan_swaps
+from repro.outofcore import (
+    Function,
+    Kind,
+    OutOfCore,
+    Trace,
+    host_bytes,
+    plan_swaps,
+    planning,
+    record,
+)
 from repro.outofcore.host import IN, OUT, SLAB_BYTES, HostStore, aligned
 
 MIB = 2**20
@@ -81,6 +91,36 @@ def test_host_memory_that_swapping_takes():
     trace = chain(4, SLAB_BYTES, 2 * SLAB_BYTES)
     assert plan_swaps(trace, 11 * SLAB_BYTES).host_bytes == 13 * SLAB_BYTES
     assert host_bytes(trace, 11 * SLAB_BYTES) == 14 * SLAB_BYTES
+
+
+@pytest.mark.parametrize("share", [0.5, 0.65, 0.8])
+def test_a_training_takes_no_more_host_memory_than_predicted(monkeypatch, share):
+    """Neither its first iterations, by demand paging, nor the plans that it tries after them."""
+    monkeypatch.setattr(planning, "SLAB_BYTES", 64)
+
+    def training():
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 16, 3, padding=1)]
+        for _ in range(6):
+            layers += [nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)]
+        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        images = torch.randn(16, 3, 24, 24)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(images).logsumexp(1).sum().backward()
+            optimizer.step()
+
+        return step, {"model": model, "optimizer": optimizer}
+
+    trace = record(training()[0], warmup=2)
+    budget = int((1 - share) * trace.smallest_budget + share * trace.peak_bytes)
+    step, given = training()
+    with OutOfCore(budget, **given) as block:
+        for _ in range(8):
+            step()
+    assert 0 < block.statistics.host_bytes <= host_bytes(trace, budget) < trace.peak_bytes
 
 
 def test_a_weight_that_left_late_is_still_on_the_host_when_the_next_iteration_swaps():
