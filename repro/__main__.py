@@ -107,6 +107,9 @@ def advise(
         measure=measure,
     )
     typer.echo(advice.text(method))
+    if model in ("resnet18", "resnet50", "resnet101"):
+        usual = f"torchvision/{model} is the usual one"
+        typer.echo(f"\n{model} is that of repro.models, with stride 1 in its stem; {usual}.")
 
 
 @app.command("list", rich_help_panel=LOOK)

@@ -164,7 +164,8 @@ def against_mini_batch(
         panels: By column (a model), then by quantity with its unit, then by series (``paper`` and
             ``ours``), the points. Columns share the horizontal axis, a quantity's panels the
             vertical one.
-        refused: By column, the sizes that ran out of memory without streaming; shaded.
+        refused: By column, the sizes that ran out of memory without streaming; shaded
+            from the smallest on.
         neutral: By quantity, the value of the baseline, marked by a line.
         style: Colour and marker of ours.
     """
@@ -180,9 +181,9 @@ def against_mini_batch(
         for axis, first, quantity in zip(axes[:, column], axes[:, 0], quantities, strict=True):
             axis.sharey(first)
             axis.set_xscale("log", base=2)
-            for size in refused.get(title, ()):
-                axis.axvspan(size / 2**0.5, size * 2**0.5, color="#f3dccf", lw=0, zorder=0,
-                             label="ours, without MBS: out of memory")  # fmt: skip
+            if first_refused := min(refused.get(title, ()), default=None):
+                axis.axvspan(first_refused / 2**0.5, ticks[-1] * 2**0.5, color="#f3dccf", lw=0,
+                             zorder=0, label="ours, without MBS: out of memory")  # fmt: skip
             axis.axhline(neutral[quantity], color=INK, lw=1.2, label=line)
             _draw_bounds(axis, series[quantity].get("paper", ()), -1, labels[0], HOLLOW)
             _draw_bounds(axis, series[quantity].get("ours", ()), 1, labels[1], style)

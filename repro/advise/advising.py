@@ -113,7 +113,8 @@ class Advice:
         sources = (
             f"Times: {self.grounds}. Peaks: live tensors of a recorded step; what kernels take "
             "inside comes on top. μ-batch: samples of a micro-batch. Predicted times can be far "
-            "off (`python -m repro show together/advice`): --measure, or measure=True, times steps."
+            "off (`python -m repro show together/advice`): --measure, or measure=True, times steps "
+            "where the device is here."
         )
         reasons = [f"{TITLES[row.method]}: {row.reason}" for row in self.rows if row.reason]
         parts = [
@@ -224,12 +225,12 @@ def _is_present(device: str) -> bool:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of a text such as ``16GiB``, ``800 MB`` or ``123456789``; else an AdviceError."""
+    """Bytes of a text such as ``16GiB`` or ``800 MB``, at least 1 MiB; else an AdviceError."""
     parts = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*(?:([KMGT]?)(I?)B)?\s*", text.upper())
     number, prefix, binary = parts.groups(default="") if parts else ("0", "", "")
     nbytes = int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix or " "))
-    if nbytes < 1:
-        raise AdviceError(f"the memory is {text[:40]!r}: give bytes with a unit, such as 16GiB")
+    if nbytes < 2**20:  # such as 16 without its unit
+        raise AdviceError(f"the memory is {text[:40]!r}: give 1 MiB or more, such as 16GiB")
     return nbytes
 
 

@@ -25,8 +25,8 @@ WORDS: Mapping[str, str] = {
     "reproduced": "the 95 % interval lies on the paper's side and the effect is at least half of "
     "the paper's (at most ten times); or, of a claim that two are equal, the 90 % interval lies "
     "within its margin",
-    "partly": "the side is certain and the size is not the paper's; or some cases hold and others "
-    "certainly do not",
+    "partly": "the side is certain and the size is not the paper's, in all cases or some; or some "
+    "cases hold and others certainly do not",
     "undecided": "the interval holds the paper's answer and the opposite one; more runs may decide",
     NOT_SEEN: "it certainly fails, in a setting that is not the paper's own",
     NOT_REPRODUCED: "it certainly fails in the paper's own setting",

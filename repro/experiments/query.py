@@ -376,7 +376,9 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
 
 def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choices) -> Results:
     """Gather an artefact's records of one profile, by the datasets that most of them are of."""
-    held = {origin: own for origin, own in source.records.items() if origin[1] == profile}
+    held: Mapping[tuple[str, str], list[Record]] = {
+        origin: own for origin, own in source.records.items() if origin[1] == profile
+    }
     records = [*itertools.chain(*held.values())]
     seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
 

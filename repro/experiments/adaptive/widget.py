@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from repro.adaptive import Step, ThetaController, updates
 from repro.experiments.adaptive import projection
+from repro.experiments.adaptive.read import LOOKS
 from repro.experiments.adaptive.runs import NAMES, PAPER, consecutive, paper_schedule
 from repro.experiments.explorer import Control, Explorer
 from repro.experiments.query import Results
@@ -88,7 +89,10 @@ def draw(task: str, curve: Sequence[float], steps: Sequence[Step]) -> Figure:
     schedules |= {name: paper_schedule(task, name) for name in ("best", "scheduled")}
     for strategy, schedule in schedules.items():
         sizes = [size for size, count in schedule for _ in range(count)][: len(steps)]
-        batches.step(range(1, len(sizes) + 1), sizes, where="mid", label=NAMES[strategy])
+        color = LOOKS[NAMES[strategy]]["color"]
+        batches.step(
+            range(1, len(sizes) + 1), sizes, where="mid", label=NAMES[strategy], color=color
+        )
     theta.set(ylim=(0, 1.08), ylabel="θ (its peak is 1)", xlim=(0, min(len(steps), 200)))
     batches.set_yscale("log", base=2)
     batches.yaxis.set_major_formatter("{x:g}")

@@ -122,13 +122,18 @@ def _planned(results: Results) -> list[Record]:
     return [record for record in results.ok("own_plan") if record.metrics["error"] is None]
 
 
+def over_large(results: Results, name: str = "k = 1.1") -> Estimate:
+    """The wall time of an epoch with both batch sizes over that of large ones alone."""
+    alone, *others = kinds_of(results, OWN)
+    kind = next(kind for kind in others if kind["k"] == KS[name])
+    return time_ratio(results, epoch_seconds(kind), epoch_seconds(alone), 3)
+
+
 def extra_time(results: Results) -> Cases:
     """The wall time of an epoch with both batch sizes over k times that of large ones alone."""
 
     def over_promised(name: str) -> Estimate:
-        alone, *others = kinds_of(results, OWN)
-        kind = next(kind for kind in others if kind["k"] == KS[name])
-        over = time_ratio(results, epoch_seconds(kind), epoch_seconds(alone), 3)
+        over = over_large(results, name)
         label = f"{name}, measured over promised"
         return replace(over, mean=over.mean - math.log(KS[name]), label=label)
 

@@ -15,7 +15,7 @@ from repro import plots
 from repro.experiments.dualbatch.cells import ROLE, artefact, by_process, by_seed, whose
 from repro.experiments.dualbatch.runs import CIFAR, KS, PAPER, PARTS, STEPS_IN_A_ROW
 from repro.experiments.judge import EQUIVALENCE_LEVEL as LEVEL
-from repro.experiments.judge import Case, Cases, Estimate, NotRun, cases, mean_of
+from repro.experiments.judge import Case, Cases, Estimate, NotRun, cases, deterministic, mean_of
 from repro.experiments.query import Results
 from repro.records import Record
 
@@ -49,11 +49,13 @@ def lines_of(results: Results, epochs: bool) -> dict[str, Line]:
     for record in [results.measured("times", role=CIFAR)] if ours else ():
         for fit, passes in zip(record.metrics["fits"], record.metrics["passes"], strict=True):
             side, sizes = f"{fit['resolution']} px", record.config["batch_sizes"]
-            columns: Any = sizes, fit["seconds"], _on(fit, sizes)
+            a, b = np.polyfit(sizes, fit["seconds"], 1)  # medians of processes, as drawn
+            line = {"a": a, "b": b}
+            columns: Any = sizes, fit["seconds"], _on(line, sizes)
             if epochs:
                 keys = ("batch", "measured_s", "equation2_s")
                 columns = [[row[key] for row in passes] for key in keys]
-            lines[f"here, {side}"] = Line(whose(ours, side), fit, *columns)
+            lines[f"here, {side}"] = Line(whose(ours, side), line, *columns)
     for record in results.ok("published"):
         for name, fit in record.metrics["frameworks"].items():
             values = fit["per_batch_s"], _on(fit, fit["batches"])
@@ -307,4 +309,18 @@ def draw_memory(results: Results) -> Any:
     return _draw(lines, "line fitted to the eight smallest", "peak memory (MiB)", limits)
 
 
-FIGURE13 = artefact("figure13", rows=memory_table, draw=draw_memory)
+def largest_predicted(results: Results) -> Cases:
+    """The largest batch that a line through small ones predicts, over the largest that fits."""
+    record = results.need("memory", role=CIFAR)
+    if record.device["type"] == "cpu":
+        raise NotRun("on a CPU memory is that of live tensors, a line by construction")
+    predicted, most = (record.metrics[f"{name}_max"] for name in ("predicted", "measured"))
+    return {"": deterministic(predicted / most, log=True, digits=3)}
+
+
+FIGURE13 = artefact(
+    "figure13",
+    rows=memory_table,
+    draw=draw_memory,
+    claims={"largest_predicted": largest_predicted},
+)
