@@ -90,7 +90,7 @@ class TuningReport:
         lines += [
             f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms",
             f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}; "
-            f"{self.allocated_bytes / MIB:.2f} MiB allocated",
+            f"{self.allocated_bytes / MIB:.2f} MiB of workspace held for divided kernels",
             f"{self.measured} times measured, {self.cached} from the cache",
         ]
         if self.model is not None:

@@ -144,6 +144,17 @@ def steep(**of):
     return edit
 
 
+def fits(predicted, most=1000, device="cuda"):
+    """Return the edit of the largest batch that fits a device, and of its prediction."""
+
+    def edit(record):
+        if record.experiment == "memory":
+            record.device["type"] = device
+            record.metrics.update(predicted_max=predicted, measured_max=most)
+
+    return edit
+
+
 SLOW = workers(lambda kind, highest: 2.0 - kind["resolution"] / highest if highest else 1.0)
 BY_SMALL = ends(lambda c: 60.0 + c["n_small"], lambda c: 2.0 - c["n_small"] / 10)
 # What would reproduce a claim, None where the reference records do; and what would not.
@@ -153,6 +164,7 @@ CLAIMS = {
     "figure4/equation2": (timed(line), timed(line, lambda side, n: 1.1)),
     "table3/factor_gains": (PAPERS, MIRRORED),
     "table4/shares_predicted": (shares(lambda row, seed: 1.03), shares(lambda row, seed: 0.96)),
+    "figure13/largest_predicted": (fits(1034), fits(1036)),
     "table5/gain": (PAPERS, ends(lambda c: 68.0 - c["n_small"])),
     "table5/one_too_few": (None, ends(lambda c: 80.0 - c["n_small"])),
     "table5/three_best": (PAPERS, BY_SMALL),
@@ -184,6 +196,10 @@ def test_planted_numbers_decide(target):
         if edit is not None:
             found = judged(f"dualbatch/{target}", edit)
             assert found.word == word, found.evidence
+
+
+def test_memory_that_is_a_line_by_construction_judges_no_prediction():
+    assert judged("dualbatch/figure13/largest_predicted", fits(1000, device="cpu")).word == "not run"
 
 
 def test_imagenet_is_judged_where_it_was_trained():
