@@ -2,7 +2,8 @@
 
 The loss of the whole is compared with the weighted sum of its parts' losses, and so are their
 gradients by the model's outputs: values alone can agree by chance. If all outputs are zero, as
-often from a fresh last layer, the mean over any samples is the same.
+often from a fresh last layer, the mean over any samples is the same. Where no output shows a
+gradient, as of a model that returns its loss alone, gradients by the parameters are compared.
 """
 
 import math
@@ -28,6 +29,7 @@ from repro.measure.loss_parts import (
     Evaluated,
     LossCheckError,
     MixedSamplesError,
+    apart,
     compare,
     difference,
     differentiated,
@@ -41,6 +43,9 @@ from repro.measure.loss_parts import (
 from repro.measure.memory import is_out_of_memory
 from repro.measure.untouched import Snapshot, uncached
 
+# Allowed relative difference of gradients by parameters: rounding grows with depth, and the faults
+# to be found are larger. Twice the tolerance of the dtype where that is more.
+_BY_PARAMETERS = 1e-2
 _REPEATS = 8  # of what draws random numbers, to see whether it uses them
 _OFF = "check='off' computes it all the same"
 
@@ -78,8 +83,9 @@ class Sample:
 class LossCheck:
     """Compares losses and outputs of samples computed together and in parts.
 
-    No backward pass through the model is made, and everything is restored. A loss that does not add
-    up is a `LossCheckError`; outputs that depend on the division are a `MixedSamplesError`.
+    A backward pass through the model is made only for a loss that the model computes inside, where
+    no output has a gradient, for parameters without hooks. Everything is restored. A loss that does
+    not add up is a `LossCheckError`; outputs that depend on the division are a `MixedSamplesError`.
 
     Args:
         model: The model.
@@ -239,7 +245,7 @@ class LossCheck:
         return self._compare(sample, parts, whole, False, wide)
 
     def _compare_inside(self, sample: Sample) -> bool:
-        """Compare losses, with a graph from the model's outputs to the loss only."""
+        """Compare losses with a graph of the model."""
         parts = [partial(self._with_graph, *part) for part in sample.parts]
         whole = partial(self._with_graph, sample.inputs, sample.targets(len(sample.counts)))
         return self._compare(sample, parts, whole, True, False)
@@ -264,6 +270,8 @@ class LossCheck:
         kinds = [whole.loss, *whole.gradients]
         narrow = self._tolerance(kinds, narrow=True, wide=wide)
         allowed = self._tolerance(kinds) if inside else narrow  # of the very same outputs
+        if whole.by_parameters:
+            allowed = max(_BY_PARAMETERS, 2 * allowed)
         if value <= narrow and gradient <= allowed:
             return True
         drawn = self._generators()
@@ -274,10 +282,11 @@ class LossCheck:
             same = same and all(_alike([whole, *parts], e, narrow, allowed) for e in again)
         if not same:
             return False
+        by = "parameters" if whole.by_parameters else "outputs"
         raise LossCheckError(
             f"the loss of {sum(sample.counts[: len(parts)])} samples is {float(whole.loss):.6g}, "
             f"that of its {len(parts)} parts together {combined:.6g}; their gradients by the "
-            f"outputs differ by {100 * gradient:.3g} %. "
+            f"{by} differ by {100 * gradient:.3g} %. "
             f"It is no {'mean' if sample.exact else 'sum'} over samples. "
             f"{self._advice[1] if inside else ''}{self._advice[0]}{_OFF}"
         )
@@ -398,7 +407,11 @@ class LossCheck:
         with torch.enable_grad(), self._context():
             outputs = call_model(self._model, _fresh(inputs, self._device))
             loss = self._loss(outputs, targets)
-            return differentiated(loss, [leaf for leaf in floats(outputs) if leaf.requires_grad])
+            wanted = [leaf for leaf in floats(outputs) if leaf.requires_grad]
+            every = nn.ModuleList(self._modules).parameters()
+            return differentiated(
+                loss, wanted, [p for p in every if p.requires_grad and not p._backward_hooks]
+            )
 
     def _tolerance(
         self, tensors: Sequence[Tensor], narrow: bool = False, wide: bool = False
@@ -453,7 +466,9 @@ def _fails_as(kind: type[BatchError], why: str) -> Iterator[None]:
 
 def _alike(firsts: list[Evaluated], again: list[Evaluated], narrow: float, allowed: float) -> bool:
     return all(
-        relative(b.loss, a) <= narrow and (difference(a.gradients, b.gradients) or 0.0) <= allowed
+        relative(b.loss, a) <= narrow
+        and (difference(a.gradients, b.gradients) or 0.0) <= allowed
+        and (not b.by_parameters or apart(a, [(1.0, b)]) <= allowed)
         for a, b in zip(firsts, again, strict=True)
         if torch.isfinite(a.loss)
     )

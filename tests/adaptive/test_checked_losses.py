@@ -45,6 +45,33 @@ def test_few_samples_show_a_wrong_loss(name):
     assert refused >= least and (refused == 0 or least > 0)
 
 
+class Alone(nn.Linear):
+    """Returns its loss alone; as its weights are zero, all samples cost the same."""
+
+    def __init__(self, ignore_index=-100):
+        super().__init__(8, 10)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+        self.ignore_index = ignore_index
+
+    def forward(self, x, y):
+        return F.cross_entropy(super().forward(x), y, ignore_index=self.ignore_index)
+
+
+def test_a_loss_alone_is_checked_by_the_gradient_by_parameters_that_no_hook_changes():
+    generator = torch.Generator().manual_seed(0)
+    batch = read_batch({"x": torch.randn(32, 8, generator=generator), "y": labels(generator)}, None)
+
+    def adds_up(model):
+        return loss_check(model, lambda loss: loss, CPU).loss_adds_up(few(None, batch))
+
+    with pytest.raises(LossCheckError, match="gradients by the parameters differ"):
+        adds_up(Alone(ignore_index=0))
+    model = Alone()
+    model.weight.register_hook(lambda gradient: gradient / gradient.norm())
+    assert adds_up(model)
+
+
 def short_of_memory(number):
     """A mean that cannot be computed over `number` samples; and the numbers it was asked for."""
     asked = []

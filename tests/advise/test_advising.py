@@ -231,7 +231,13 @@ def test_what_the_caller_has_set_is_no_matter(without_gradients):
 
 
 def test_memory_and_sides_as_text():
-    sizes = {"16GiB": 2**34, "1.5 MiB": 3 * 2**19, "800MB": 8 * 10**8, "2gib": 2**31, "1048576": 2**20}
+    sizes = {
+        "16GiB": 2**34,
+        "1.5 MiB": 3 * 2**19,
+        "800MB": 8 * 10**8,
+        "2gib": 2**31,
+        "1048576": 2**20,
+    }
     assert {text: parse_memory(text) for text in sizes} == sizes
     for text in ("", "GiB", "-1GiB", "16 G i B", "0", "0.1", "1e9", "16PiB", "16", "1023KiB"):
         with pytest.raises(AdviceError, match="give 1 MiB or more"):

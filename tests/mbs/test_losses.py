@@ -573,6 +573,45 @@ def test_a_loss_of_tokens_inside_the_model_is_refused(normalization, dropout):
         streamer.backward(inputs)
 
 
+class DropPath(nn.Module):
+    """Leaves out samples at random while training; no class of torch's."""
+
+    def forward(self, x):
+        return x * (torch.rand(len(x), 1, 1) < 0.7) if self.training else x
+
+
+class LossAlone(LanguageModel):
+    """Returns its loss alone; its head is zero, as often at first: all tokens cost the same."""
+
+    def __init__(self, layer=None):
+        super().__init__()
+        self.dropout = layer or nn.Identity()
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, input_ids, labels):
+        loss, logits = super().forward(input_ids, labels).values()
+        return loss, logits.detach()
+
+
+def first(outputs):
+    return outputs[0]
+
+
+@pytest.mark.parametrize("layer", [None, nn.Dropout(), DropPath()])
+def test_a_loss_alone_is_checked_by_the_gradient_by_parameters(layer):
+    streamer = MicroBatchStreamer(LossAlone(layer), first, 16)
+    streamer.backward({"input_ids": TOKENS, "labels": TOKENS})  # no alarm
+    with pytest.raises(LossCheckError, match="gradients by the parameters differ"):
+        streamer.backward({"input_ids": TOKENS, "labels": PADDED})
+
+
+def test_sparse_gradients_raise_no_alarm():
+    model = LossAlone()
+    model.embedding.sparse = True
+    MicroBatchStreamer(model, first, 16).backward({"input_ids": TOKENS, "labels": TOKENS})
+
+
 def test_tokens_are_counted():
     inputs = {"input_ids": TOKENS, "labels": PADDED}
 
