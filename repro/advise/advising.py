@@ -63,7 +63,11 @@ class Advice:
 
     def code(self, method: str) -> str:
         """Lines of code that use a method."""
-        return snippet(self[method])
+        lines = snippet(self[method])
+        single = all(isinstance(part, torch.Tensor) for part in self.workload.samples(1))
+        if ".to(device)" in lines and not single:
+            return f"# Move, and split, what is no single tensor your way.\n{lines}"
+        return lines
 
     def table(self) -> list[dict[str, str]]:
         """A row for each method, in words."""

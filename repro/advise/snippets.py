@@ -35,8 +35,9 @@ def snippet(prediction: Prediction) -> str:
     """Code that uses a method: a few lines and imports.
 
     It uses the names of a training loop: `model`, `loss_fn`, `optimizer`, `loader` (of
-    mini-batches in host memory), `device`; `swap_folder` for out-of-core to a file. Empty where the
-    method is not for the device, or MBS refuses the step.
+    mini-batches in host memory, of one tensor of inputs and one of targets), `device`;
+    `swap_folder` for out-of-core to a file. Empty where the method is not for the device, or MBS
+    refuses the step.
     """
     given, method = {"batch": prediction.batch, **prediction.settings}, prediction.method
     before, passes = "", _WHOLE
@@ -48,7 +49,7 @@ def snippet(prediction: Prediction) -> str:
     if method == "accumulation":
         passes = _SPLIT.format(**given)
     elif method == "save_on_cpu":
-        passes = _SAVED
+        before, passes = "import torch\n", _SAVED
     elif "mbs" in method:
         if "micro_batch" not in given:
             return ""  # refused

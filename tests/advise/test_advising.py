@@ -43,7 +43,7 @@ def run(code: str, folder: Any) -> dict[str, Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pairs = zip(*(tensor.split(BATCH) for tensor in data()), strict=True)
     given = {
-        "torch": torch, "model": model, "optimizer": optimizer, "swap_folder": folder,
+        "model": model, "optimizer": optimizer, "swap_folder": folder,
         "loader": [[part.clone() for part in pair] for pair in pairs],
         "loss_fn": functional.cross_entropy, "device": "cpu",
     }  # fmt: skip
@@ -62,6 +62,14 @@ def test_the_lines_of_each_method_run(method, tmp_path):
     assert any(not torch.equal(found[name], value) for name, value in before.items())
     plain = run(told("cpu").code("undivided"), tmp_path)
     assert all(torch.allclose(found[name], value, atol=1e-6) for name, value in plain.items())
+
+
+def test_the_lines_say_that_a_batch_of_another_form_is_to_be_moved():
+    example = {"input": torch.randn(2, 3)}, torch.randint(4, (2,))
+    found = advise(nn.Linear(3, 4), 8, 10**9, example=example, device="H100", probe_seconds=0)
+    for method, moved in (("undivided", True), ("accumulation", True), ("mbs", False)):
+        assert found.code(method).startswith("# Move, and split") is moved
+    assert not told("H100").code("undivided").startswith("#")
 
 
 @pytest.mark.slow
