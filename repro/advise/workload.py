@@ -390,7 +390,7 @@ def _resized(example: tuple[Any, Any], batch: int) -> tuple[Any, Any]:
     if len(counts) != 1 or 0 in counts:
         raise AdviceError(
             f"the example's tensors have {sorted(counts)} samples: give inputs and targets of as "
-            "many, at least 1, samples first"
+            "many, at least 1, samples first; lists of a tensor for each sample are not taken"
         )
 
     def resize(leaf: Any) -> Any:
