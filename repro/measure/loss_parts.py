@@ -299,7 +299,8 @@ def apart(whole: Evaluated, pairs: Iterable[tuple[float, Evaluated]]) -> float:
     parts = [(factor, part.by_parameters) for factor, part in pairs]
     off, squares = 0.0, np.zeros(1 + len(parts))  # of the whole, and of each part
     for number, theirs in enumerate(whole.by_parameters):
-        each = [factor * gradients[number].double() for factor, gradients in parts]
+        wide = torch.promote_types(theirs.dtype, torch.float64)  # which may be complex
+        each = [factor * gradients[number].to(wide) for factor, gradients in parts]
         off += float((sum(each) - theirs).abs().square().sum())
         squares += [float(one.abs().double().square().sum()) for one in (theirs, *each)]
     size = max(squares[0] ** 0.5, np.sqrt(squares[1:]).sum())  # parts may cancel
