@@ -202,15 +202,13 @@ def connected(loss: Tensor, outputs: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A loss, and its gradient by the model's outputs, or by parameters."""
+    """A loss, and its gradient by the model's outputs."""
 
     loss: Tensor  # (), float64, without a graph
     gradients: list[Tensor]  # by each output with dimensions; zeros for an unused output
     size: float  # of the largest output; rounding is relative to it if terms of the loss cancel
     # The loss depends on no output, or on one without dimensions, such as a loss in the model.
     inside: bool
-    # By each parameter, on the host, where the gradient by all outputs is 0.
-    by_parameters: Sequence[Tensor] = ()
 
 
 def evaluate(loss_of: Callable[[Any], Tensor], outputs: Any, *, wide: bool = False) -> Evaluated:
@@ -230,15 +228,11 @@ def evaluate(loss_of: Callable[[Any], Tensor], outputs: Any, *, wide: bool = Fal
         return differentiated(loss, [leaf for leaf in leaves if _is_float(leaf)])
 
 
-def differentiated(
-    loss: Tensor, wanted: list[Tensor], parameters: Sequence[Tensor] = ()
-) -> Evaluated:
-    """Differentiate a loss by outputs in its graph; if that is 0 or none, by parameters."""
+def differentiated(loss: Tensor, wanted: list[Tensor]) -> Evaluated:
+    """Differentiate a loss by outputs in its graph."""
     gradients: Sequence[Tensor | None] = [None] * len(wanted)
     if loss.requires_grad and wanted:
-        gradients = torch.autograd.grad(
-            loss, wanted, allow_unused=True, retain_graph=True if parameters else None
-        )
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
     inside, found, size = not loss.requires_grad, [], 0.0
     for leaf, gradient in zip(wanted, gradients, strict=True):
         if leaf.dim() == 0:
@@ -246,14 +240,7 @@ def differentiated(
             continue
         found.append(torch.zeros_like(leaf) if gradient is None else gradient)
         size = max(size, float(leaf.detach().abs().max()) if leaf.numel() else 0.0)
-    by_parameters = []
-    if loss.requires_grad and parameters and not any(bool(gradient.any()) for gradient in found):
-        for own, by_own in zip(
-            parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
-        ):
-            gradient = torch.zeros_like(own) if by_own is None else by_own.to_dense()
-            by_parameters.append(gradient.detach().cpu())
-    return Evaluated(loss.detach().double(), found, size, inside, by_parameters)
+    return Evaluated(loss.detach().double(), found, size, inside)
 
 
 def compare(
@@ -265,13 +252,11 @@ def compare(
 
     Returns:
         The sum; its difference from the loss, relative, infinite if a part is not finite; the
-        relative difference of their gradients by the outputs, or by parameters.
+        relative difference of their gradients by the outputs.
     """
     pairs = [(f, part) for f, part in zip(factors, parts, strict=True) if f > 0]
     combined = float(sum(factor * part.loss for factor, part in pairs))
     value = relative(combined, whole, *(part.loss for _, part in pairs))
-    if whole.by_parameters and all(part.by_parameters for _, part in pairs):
-        return combined, value, apart(whole, pairs)
     gradient = 0.0
     shapes = [g.shape[1:] for g in whole.gradients]  # of ragged outputs not those of the parts
     if shapes and all([g.shape[1:] for g in part.gradients] == shapes for part in parts):
@@ -292,19 +277,6 @@ def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
     # A mean of outputs that cancel is only as exact as their rounding.
     off = max(0.0, abs(float(value) - float(whole.loss)) - 1e-6 * whole.size)
     return off / scale if scale > 0 else 0.0
-
-
-def apart(whole: Evaluated, pairs: Iterable[tuple[float, Evaluated]]) -> float:
-    """Difference of the gradient by all parameters from a sum of parts, relative to their norms."""
-    parts = [(factor, part.by_parameters) for factor, part in pairs]
-    off, squares = 0.0, np.zeros(1 + len(parts))  # of the whole, and of each part
-    for number, theirs in enumerate(whole.by_parameters):
-        wide = torch.promote_types(theirs.dtype, torch.float64)  # which may be complex
-        each = [factor * gradients[number].to(wide) for factor, gradients in parts]
-        off += float((sum(each) - theirs).abs().square().sum())
-        squares += [float(one.abs().double().square().sum()) for one in (theirs, *each)]
-    size = max(squares[0] ** 0.5, np.sqrt(squares[1:]).sum())  # parts may cancel
-    return off**0.5 / size if size > 0 and np.isfinite(off) else 0.0
 
 
 def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:

@@ -65,7 +65,7 @@ def test_a_loss_alone_is_checked_by_the_gradient_by_parameters_that_no_hook_chan
     def adds_up(model):
         return loss_check(model, lambda loss: loss, CPU).loss_adds_up(few(None, batch))
 
-    with pytest.raises(LossCheckError, match="gradients by the parameters differ"):
+    with pytest.raises(LossCheckError, match="another gradient by the parameters"):
         adds_up(Alone(ignore_index=0))
     model = Alone()
     model.weight.register_hook(lambda gradient: gradient / gradient.norm())

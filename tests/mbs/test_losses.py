@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from outputs import ModelOutput
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from repro.mbs import (
     LossCheckError,
@@ -602,7 +603,23 @@ def first(outputs):
 def test_a_loss_alone_is_checked_by_the_gradient_by_parameters(layer):
     streamer = MicroBatchStreamer(LossAlone(layer), first, 16)
     streamer.backward({"input_ids": TOKENS, "labels": TOKENS})  # no alarm
-    with pytest.raises(LossCheckError, match="gradients by the parameters differ"):
+    with pytest.raises(LossCheckError, match="another gradient by the parameters"):
+        streamer.backward({"input_ids": TOKENS, "labels": PADDED})
+
+
+class Reentrant(nn.Linear):
+    """Has no gradient by parameters that torch.autograd.grad could compute."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+
+def test_a_loss_alone_behind_a_reentrant_checkpoint_is_compared_by_value():
+    model = LossAlone(Reentrant(8, 8).double())
+    nn.init.normal_(model.head.weight)
+    streamer = MicroBatchStreamer(model, first, 16)
+    streamer.backward({"input_ids": TOKENS, "labels": TOKENS})  # no warning
+    with pytest.raises(LossCheckError, match="parts together"):
         streamer.backward({"input_ids": TOKENS, "labels": PADDED})
 
 
