@@ -12,7 +12,7 @@ from repro.mbs.errors import NondeterministicModelError, explained
 from repro.mbs.setting import Setting
 from repro.mbs.weighing import Totals
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
-from repro.measure.loss_check import WithoutGraph
+from repro.measure.untouched import WithoutGraph
 
 # Relative difference of two equal computations by nondeterministic kernels (sums by atomic
 # additions): some eps, amplified by depth. New random numbers cause far larger differences.

@@ -8,7 +8,6 @@ gradient, as of a model that returns its loss alone, gradients by the parameters
 
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,18 +28,22 @@ from repro.measure.loss_parts import (
     Evaluated,
     LossCheckError,
     MixedSamplesError,
+    alike,
+    can_be_joined,
     compare,
     difference,
     differentiated,
     evaluate,
     floats,
+    fresh,
+    gradients_apart,
     joined,
     relative,
     rows_of_part,
     tolerance,
 )
 from repro.measure.memory import is_out_of_memory
-from repro.measure.untouched import Snapshot, uncached
+from repro.measure.untouched import Snapshot, WithoutGraph, detached, uncached
 
 _BY_PARAMETERS = 1e-2  # allowed relative difference; the faults to be found are larger
 _REPEATS = 8  # of what draws random numbers, to see whether it uses them
@@ -210,7 +213,7 @@ class LossCheck:
             room -= sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
             # A list may have an item for each sample.
             listed = isinstance(outputs, list) and len(outputs) == sample.counts[len(pairs)]
-            if listed or not all(map(_can_be_joined, leaves)):
+            if listed or not all(map(can_be_joined, leaves)):
                 return False
             if room < 0:
                 break
@@ -272,11 +275,11 @@ class LossCheck:
             silent = inside and not any(bool(g.any()) for g in whole.gradients)
             return not silent or self._compare_by_parameters(sample, factors)
         drawn = self._generators()
-        same = _alike([whole], [evaluate_whole()], narrow, allowed)
+        same = alike([whole], [evaluate_whole()], narrow, allowed)
         if drawn != self._generators():  # whole and parts had other random numbers
             every = [evaluate_whole, *evaluate_parts]
             again = ([evaluate_one() for evaluate_one in every] for _ in range(_REPEATS))
-            same = same and all(_alike([whole, *parts], e, narrow, allowed) for e in again)
+            same = same and all(alike([whole, *parts], e, narrow, allowed) for e in again)
         if not same:
             return False
         raise LossCheckError(
@@ -301,24 +304,7 @@ class LossCheck:
         whole = [(1.0, (sample.inputs, sample.targets(len(sample.counts))))]
         parts = [pair for pair in zip(factors, sample.parts, strict=True) if pair[0] > 0]
         allowed = max(_BY_PARAMETERS, 2 * self._tolerance((), wide=True))
-
-        def apart(ours: list[tuple[float, Any]], theirs: list[tuple[float, Any]]) -> float:
-            rest: dict[int, Tensor] = {}
-            sizes = []
-            for sign, each in ((1, ours), (-1, theirs)):
-                sizes.append(0.0)
-                for factor, (inputs, targets) in each:
-                    with torch.enable_grad(), torch.autocast(self._device.type, enabled=False):
-                        outputs = call_model(self._model, _fresh(inputs, self._device))
-                        loss = self._loss(outputs, targets)
-                        found = torch.autograd.grad(loss, own, allow_unused=True)
-                    known = {n: g for n, g in enumerate(found) if g is not None and not g.is_sparse}
-                    sizes[-1] += factor * _norm(known.values())
-                    for n, g in known.items():
-                        scaled = sign * factor * g.cpu()
-                        rest[n] = rest[n].add_(scaled) if n in rest else scaled
-            return _norm(rest.values()) / max(*sizes, 1e-300)
-
+        apart = partial(gradients_apart, self._loss_in_float32, own)
         try:
             # A state may settle in the first calls.
             if not own or any(not apart(whole, parts) > allowed for _ in range(2)):
@@ -342,7 +328,7 @@ class LossCheck:
         reached: list[set[int]] = []
         for forward in (self._forward, self._outputs):  # the second with a graph
             with self._undone(), torch.enable_grad(), self._context():
-                outputs = map_leaves(_detached, forward(inputs))
+                outputs = map_leaves(detached, forward(inputs))
                 others = [x for x in leaves_of(outputs) if not isinstance(x, Tensor)]
                 if any(holds_tensors(other, 3) for other in others):
                     return False  # two passes refuse what cannot be detached
@@ -435,10 +421,10 @@ class LossCheck:
 
     def _outputs(self, inputs: Any) -> Any:
         with self._context(), uncached():
-            return call_model(self._model, _fresh(inputs, self._device))
+            return call_model(self._model, fresh(inputs, self._device))
 
     def _loss(self, outputs: Any, targets: Any) -> Tensor:
-        given = () if targets is None else (_fresh(targets, self._device),)
+        given = () if targets is None else (fresh(targets, self._device),)
         return self._loss_fn(outputs, *given)
 
     def _evaluated(self, outputs: Any, targets: Any, wide: bool = False) -> Evaluated:
@@ -450,9 +436,13 @@ class LossCheck:
 
     def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
         with torch.enable_grad(), self._context():
-            outputs = call_model(self._model, _fresh(inputs, self._device))
+            outputs = call_model(self._model, fresh(inputs, self._device))
             loss = self._loss(outputs, targets)
             return differentiated(loss, [leaf for leaf in floats(outputs) if leaf.requires_grad])
+
+    def _loss_in_float32(self, inputs: Any, targets: Any) -> Tensor:
+        with torch.enable_grad(), torch.autocast(self._device.type, enabled=False):
+            return self._loss(call_model(self._model, fresh(inputs, self._device)), targets)
 
     def _tolerance(
         self, tensors: Sequence[Tensor], narrow: bool = False, wide: bool = False
@@ -467,37 +457,6 @@ class LossCheck:
         return tolerance(kinds, self._device, narrow=narrow, multiplied_by=self._multiplied_by)
 
 
-class WithoutGraph:
-    """Calls a model without a graph; where that fails, with one from then on."""
-
-    needs_graph = False  # the model differentiates, or hooks its activations
-
-    def __call__(self, call: Callable[[], Any], again: Callable[[], None] = lambda: None) -> Any:
-        """Outputs without a graph; `again` undoes a call that failed."""
-        if not self.needs_graph:
-            try:
-                with torch.no_grad(), warnings.catch_warnings():
-                    # Raised by checkpointing, which has no effect here.
-                    warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
-                    return call()
-            except RuntimeError as error:
-                if is_out_of_memory(error):
-                    raise
-            again()
-        with torch.enable_grad():
-            outputs = call()
-        self.needs_graph = True
-        return map_leaves(_detached, outputs)
-
-
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
-
-
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in tensors))
-
-
 @contextmanager
 def _fails_as(kind: type[BatchError], why: str) -> Iterator[None]:
     """Raise an error of this kind for one of the model or the loss, but for lack of memory."""
@@ -507,14 +466,6 @@ def _fails_as(kind: type[BatchError], why: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise kind(f"{why} ({error}). {_OFF}") from error
-
-
-def _alike(firsts: list[Evaluated], again: list[Evaluated], narrow: float, allowed: float) -> bool:
-    return all(
-        relative(b.loss, a) <= narrow and (difference(a.gradients, b.gradients) or 0.0) <= allowed
-        for a, b in zip(firsts, again, strict=True)
-        if torch.isfinite(a.loss)
-    )
 
 
 def _mixed(off: float, count: int) -> MixedSamplesError:
@@ -527,20 +478,3 @@ def _mixed(off: float, count: int) -> MixedSamplesError:
         f"each sample, and compare them in loss_fn, which is checked. If it is a normalisation "
         f"by the batch that may be one by the part, as BatchNorm's is, {_OFF}"
     )
-
-
-def _can_be_joined(leaf: Any) -> bool:
-    if isinstance(leaf, Tensor):
-        return leaf.layout == torch.strided and not leaf.is_nested
-    # A number may be that of the part's samples.
-    return type(leaf) not in (int, float) and not holds_tensors(leaf, 3)
-
-
-def _fresh(tree: Any, device: torch.device) -> Any:
-    """A structure with copies of its tensors on a device, which may be changed in place."""
-
-    def copied(leaf: Any) -> Any:
-        moved = to_device(leaf, device)
-        return moved.clone() if moved is leaf and isinstance(leaf, Tensor) else moved
-
-    return map_leaves(copied, tree)

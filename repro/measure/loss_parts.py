@@ -1,5 +1,6 @@
 """The divisors of torch's own losses, and comparisons of a loss with the losses of its parts."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import _reduction
 from torch.nn.modules import loss as losses
 
-from repro.measure.batches import BatchError, leaves_of, replaced
+from repro.measure.batches import BatchError, leaves_of, map_leaves, replaced, to_device
+from repro.measure.containers import holds_tensors
 from repro.measure.precision import rounds_to_tf32
 
 HALF = (torch.float16, torch.bfloat16)
@@ -269,6 +271,38 @@ def compare(
     return combined, value, gradient
 
 
+def gradients_apart(
+    loss_of: Callable[..., Tensor],
+    parameters: Sequence[Tensor],
+    ours: Iterable[tuple[float, Any]],
+    theirs: Iterable[tuple[float, Any]],
+) -> float:
+    """Difference of two sums of gradients by the parameters, relative to the larger of their sizes.
+
+    Each term is (factor, arguments of `loss_of`), a size the sum of the terms' norms. Sparse
+    gradients are left out.
+    """
+    rest: dict[int, Tensor] = {}
+    sizes = []
+    for sign, terms in ((1, ours), (-1, theirs)):
+        sizes.append(0.0)
+        for factor, arguments in terms:
+            found = torch.autograd.grad(loss_of(*arguments), parameters, allow_unused=True)
+            scaled = {
+                number: (sign * factor * gradient).cpu()
+                for number, gradient in enumerate(found)
+                if gradient is not None and not gradient.is_sparse
+            }
+            sizes[-1] += _norm(scaled.values())
+            for number, gradient in scaled.items():
+                rest[number] = rest[number].add_(gradient) if number in rest else gradient
+    return _norm(rest.values()) / max(*sizes, 1e-300)
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in tensors))
+
+
 def relative(value: float | Tensor, whole: Evaluated, *more: Tensor) -> float:
     """Difference of two losses, relative to the largest among both and `more`."""
     if not np.isfinite(float(value)):
@@ -317,6 +351,15 @@ def tolerance(
     return max(worst or table[torch.float32], _TF32 if tf32 else 0.0)
 
 
+def alike(firsts: list[Evaluated], again: list[Evaluated], narrow: float, allowed: float) -> bool:
+    """Whether evaluations with a finite loss repeat within the tolerances."""
+    return all(
+        relative(b.loss, a) <= narrow and (difference(a.gradients, b.gradients) or 0.0) <= allowed
+        for a, b in zip(firsts, again, strict=True)
+        if torch.isfinite(a.loss)
+    )
+
+
 # Structures of outputs
 
 
@@ -327,6 +370,14 @@ def _is_float(leaf: Any) -> bool:
 def floats(tree: Any) -> list[Tensor]:
     """A structure's floating-point and complex tensors with dimensions."""
     return [leaf for leaf in leaves_of(tree) if _is_float(leaf) and leaf.dim() > 0]
+
+
+def can_be_joined(leaf: Any) -> bool:
+    """Whether an output can be concatenated with those of other parts."""
+    if isinstance(leaf, Tensor):
+        return leaf.layout == torch.strided and not leaf.is_nested
+    # A number may be that of the part's samples.
+    return type(leaf) not in (int, float) and not holds_tensors(leaf, 3)
 
 
 def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
@@ -370,3 +421,13 @@ def rows_of_part(
     if (len(alone), len(whole)) != (each * count, each * total):
         return [], []
     return alone, whole[each * start : each * (start + count)]
+
+
+def fresh(tree: Any, device: torch.device) -> Any:
+    """A structure with copies of its tensors on a device, which may be changed in place."""
+
+    def copied(leaf: Any) -> Any:
+        moved = to_device(leaf, device)
+        return moved.clone() if moved is leaf and isinstance(leaf, Tensor) else moved
+
+    return map_leaves(copied, tree)

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import warnings
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,6 +16,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from repro.measure import accelerator
+from repro.measure.batches import map_leaves
+from repro.measure.memory import is_out_of_memory
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 _TORCHS = frozenset(vars(nn.Module()))  # attributes that torch itself gives a module
@@ -197,6 +200,34 @@ def uncached() -> Iterator[None]:
         yield
     finally:
         parametrize._cache_enabled = before
+
+
+class WithoutGraph:
+    """Calls a model without a graph; where that fails, with one from then on."""
+
+    needs_graph = False  # the model differentiates, or hooks its activations
+
+    def __call__(self, call: Callable[[], Any], again: Callable[[], None] = lambda: None) -> Any:
+        """Outputs without a graph; `again` undoes a call that failed."""
+        if not self.needs_graph:
+            try:
+                with torch.no_grad(), warnings.catch_warnings():
+                    # Raised by checkpointing, which has no effect here.
+                    warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+                    return call()
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+            again()
+        with torch.enable_grad():
+            outputs = call()
+        self.needs_graph = True
+        return map_leaves(detached, outputs)
+
+
+def detached(leaf: Any) -> Any:
+    """A leaf of a structure without its graph."""
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
 def seed_all(seed: int, *roots: nn.Module) -> None:
