@@ -23,6 +23,15 @@ def pytest_configure() -> None:
     """Take Ctrl-C, which a shell has its jobs in the background ignore, for children too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # TorchScript tells operators by their id(). Torch frees four that quantisation defines without
+    # forgetting their ids: a layer's list at such an address was "a builtin" (torch 2.13).
+    register, kept = torch.jit._builtins._register_builtin, []
+
+    def register_and_keep(operator: object, name: str) -> None:
+        kept.append(operator)
+        register(operator, name)
+
+    torch.jit._builtins._register_builtin = register_and_keep
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
