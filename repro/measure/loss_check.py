@@ -282,10 +282,11 @@ class LossCheck:
             same = same and all(alike([whole, *parts], e, narrow, allowed) for e in again)
         if not same:
             return False
+        apart = f"; their gradients by the outputs differ by {100 * gradient:.3g} %"
         raise LossCheckError(
             f"the loss of {sum(sample.counts[: len(parts)])} samples is {float(whole.loss):.6g}, "
-            f"that of its {len(parts)} parts together {combined:.6g}; their gradients by the "
-            f"outputs differ by {100 * gradient:.3g} %. "
+            f"that of its {len(parts)} parts together {combined:.6g}"
+            f"{apart if gradient > allowed else ''}. "
             f"It is no {'mean' if sample.exact else 'sum'} over samples. "
             f"{self._advice[1] if inside else ''}{self._advice[0]}{_OFF}"
         )
