@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 from repro.adaptive.controller import DivergedError, check_number
 from repro.adaptive.loss_check import NOT_CHECKED, adds_up, few, is_torchs, loss_check, weighted
 from repro.adaptive.model_guards import check_initialized
-from repro.measure.batches import Batch, call_model, read_batch, to_device
+from repro.measure.batches import Batch, call_model, leaves_of, read_batch, to_device
 from repro.measure.checks import is_whole
-from repro.measure.loss_parts import LossCheckError, known_loss
-from repro.measure.telling import Novelty
-from repro.measure.untouched import modules_in, seed_all, untouched
+from repro.measure.loss_parts import HALF, LossCheckError, joined, known_loss
+from repro.measure.telling import Novelty, telling_samples
+from repro.measure.untouched import WithoutGraph, modules_in, seed_all, untouched
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Data = Any  # inputs and targets, (N, ...) each, or a loader with `set_batch_size`
@@ -211,6 +212,8 @@ def full_cost(
     device, known = _device(model), known_loss(loss_fn)
     summed = known is not None and known.reduction == "sum"
     number, novelty, to_check = 0, Novelty(), list[Batch]()
+    unlike: Batch | None = None
+    forward = WithoutGraph()
     with _untouched(model, loss_fn, seed):
         total = torch.zeros((), dtype=torch.float64, device=device)
         divisor: float | Tensor = 0.0
@@ -218,7 +221,9 @@ def full_cost(
             if not (samples := _samples(inputs)):
                 continue
             number += 1
-            loss = loss_fn(call_model(model, to_device(inputs, device)), to_device(targets, device))
+            call = partial(call_model, model, to_device(inputs, device))
+            outputs = forward(call, partial(seed_all, seed, model))
+            loss = loss_fn(outputs, to_device(targets, device))
             each = None if known is None or summed else known.counts(targets)
             part = each.sum() if each is not None else 1.0 if summed else float(samples)
             total += weighted(loss.double(), part)
@@ -227,12 +232,16 @@ def full_cost(
                 batch = read_batch(inputs, targets)
                 if novelty.in_batch(batch):
                     to_check.append(batch)
+                unlike = _unlike(unlike, batch)
         # Single samples show nothing, and are told of only where there is nothing else.
+        to_check += [unlike] if unlike else []
         several = [batch for batch in to_check if batch.num_samples > 1] or to_check[:1]
-        for batch in several if number > 1 else ():
-            _check_mean(model, loss_fn, batch, device)
+        checked = [_adds_up(model, loss_fn, b, device) for b in several if number > 1]
         cost = float(total) / float(divisor) if float(divisor) > 0 else math.nan
         finite = math.isfinite(cost) or all(bool(p.isfinite().all()) for p in model.parameters())
+    if not all(checked):
+        text = f"full_cost: {NOT_CHECKED}; where it is no mean over samples add up the cost"
+        warnings.warn(f"{text} yourself", UserWarning, stacklevel=3)
     if not finite:
         raise DivergedError(
             f"the cost is {cost} and parameters are not finite: training has diverged; lower the "
@@ -247,15 +256,33 @@ def full_cost(
     return cost
 
 
-def _check_mean(
-    model: nn.Module, loss_fn: LossFunction, batch: Batch, device: torch.device
-) -> None:
-    """Refuse a loss that is no mean over samples."""
+def _unlike(kept: Batch | None, batch: Batch) -> Batch | None:
+    """The samples kept and a mini-batch's that a loss may weigh most unlike, six at most.
+
+    Of a mini-batch that cannot be joined with those kept, as of other lengths, none is added.
+    """
+    leaves = leaves_of((batch.inputs, batch.targets))
+    if not all(leaf is None or isinstance(leaf, Tensor | int | float) for leaf in leaves):
+        return kept
+    count = min(3, -(-batch.num_samples // 2))
+    chosen = dict.fromkeys(itertools.chain(*telling_samples(batch, count)))
+    own = read_batch(*batch.take([*chosen]))
+    if kept is None:
+        return own
+    counts = kept.num_samples, own.num_samples
+    together = joined([(kept.inputs, kept.targets), (own.inputs, own.targets)], counts)
+    if together is None:
+        return kept
+    both = read_batch(*together)
+    first, second = telling_samples(both, min(3, both.num_samples // 2))
+    return read_batch(*both.take([*first, *second]))
+
+
+def _adds_up(model: nn.Module, loss_fn: LossFunction, batch: Batch, device: torch.device) -> bool:
+    """Refuse a loss that is no mean over samples; return whether that could be checked."""
     check = loss_check(model, loss_fn, device)
     try:
-        if batch.num_samples < 2 or not adds_up(check, few(loss_fn, batch)):
-            text = f"full_cost: {NOT_CHECKED}; where it is no mean over samples add up the cost"
-            warnings.warn(f"{text} yourself", UserWarning, stacklevel=4)
+        return batch.num_samples > 1 and adds_up(check, few(loss_fn, batch))
     except LossCheckError as error:
         raise LossCheckError(
             f"full_cost adds up mini-batches by their samples: {error}; or add up the cost yourself"
@@ -283,16 +310,20 @@ def _device(model: nn.Module) -> torch.device:
 def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> list[Tensor]:
     parameters = [p for p in model.parameters() if p.requires_grad]
     device = parameters[0].device
-    loss = loss_fn(call_model(model, to_device(inputs, device)), to_device(targets, device))
-    known = known_loss(loss_fn)
-    if known is not None and known.reduction == "sum":  # noise and norms are defined for means
-        loss = loss / _samples(inputs)
-    # Not by backward(): existing gradients stay, and no hook runs.
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [
+    with torch.enable_grad():
+        outputs = call_model(model, to_device(inputs, device))
+        loss = loss_fn(outputs, to_device(targets, device))
+        known = known_loss(loss_fn)
+        if known is not None and known.reduction == "sum":  # noise and norms are defined for means
+            loss = loss / _samples(inputs)
+        # Not by backward(): existing gradients stay, and no hook runs.
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    dense = (
         torch.zeros_like(p) if g is None else g if g.layout is torch.strided else g.to_dense()
         for p, g in zip(parameters, gradients, strict=True)
-    ]
+    )
+    # Sums and squares of half precision would be rounded, or overflow.
+    return [g.float() if g.dtype in HALF else g for g in dense]
 
 
 def _square(gradient: Sequence[Tensor]) -> Tensor:

@@ -123,6 +123,23 @@ class TestNoiseScale:
         assert noise_scale(model, (x, y), 1, loss_fn=F.mse_loss, batches=64) == math.inf
         assert math.isnan(noise_scale(model, (x * math.nan, y), 1, loss_fn=F.mse_loss))
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_of_half_precision_is_summed_in_single(self, dtype):
+        torch.manual_seed(0)
+        x = torch.randn(4096, 16) + 1
+        data, model = (x.to(dtype), x.sum(1, keepdim=True).to(dtype) + 2), nn.Linear(16, 1)
+        found = [
+            noise_scale(m, (d[0], d[1]), 8, loss_fn=F.mse_loss, batches=512)
+            for m, d in (
+                (copy.deepcopy(model), [each.float() for each in data]),
+                (model.to(dtype), data),
+            )
+        ]
+        assert found[1] == pytest.approx(found[0], rel=0.01)
+        steep = torch.full((4, 16), 2e4, dtype=dtype)  # its squares are beyond float16
+        norm = gradient_norms(model, (steep, steep[:, :1]), [4], loss_fn=lambda o, t: o.mean())
+        assert norm[0].mean == pytest.approx(8e4, rel=0.01)
+
 
 class TestFullCost:
     def test_is_of_training_mode(self):
@@ -291,10 +308,16 @@ def test_whatever_a_forward_pass_changes_is_put_back(name, change, fails):
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_the_modules_of_a_loss_are_put_back(name):
+    class Counts(nn.MSELoss):
+        def forward(self, outputs, targets):
+            self.calls += 1
+            return super().forward(outputs, targets)
+
     model, x, y = least_squares()
-    norm = nn.BatchNorm1d(y[:1].numel()).double()
-    MEASURES[name](model, (x, y), lambda o, t: F.mse_loss(norm(o), t))
-    assert norm.num_batches_tracked == 0
+    loss = Counts()
+    loss.calls = nn.Buffer(torch.zeros(()))
+    MEASURES[name](model, (x, y), lambda o, t: loss(o, t))
+    assert loss.calls == 0
 
 
 def test_what_cannot_be_put_back_hinders_nothing_else():
@@ -345,6 +368,16 @@ class TestCostsOfLosses:
         with pytest.raises(LossCheckError, match=r"full_cost adds up mini-batches by"):
             full_cost(nn.Linear(8, 3), (torch.randn(60, 8), y), 15, loss_fn=loss)
 
+    def test_of_a_loss_that_weighs_mini_batches_unlike_are_refused(self):
+        def loss(outputs, targets):  # a mean over tokens that are not ignored
+            return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+        torch.manual_seed(0)
+        x, y = torch.randn(24, 4, 3), torch.randint(3, (24, 4))
+        y[:8, 1:], y[8:16, 2:] = -100, -100  # sorted by length: equally many in each mini-batch
+        with pytest.raises(LossCheckError, match=r"full_cost adds up mini-batches by"):
+            full_cost(nn.Linear(3, 3), (x, y), 8, loss_fn=loss)
+
     @pytest.mark.parametrize("size", [20, 60])
     def test_of_no_target_or_a_model_that_diverged_are_refused(self, size):
         model, data = nn.Linear(8, 3), (torch.randn(60, 8), torch.full((60,), -100))
@@ -374,6 +407,23 @@ class TestModelsOfOtherKinds:
             frozen = nn.Linear(6, 1).requires_grad_(False)
             with pytest.raises(ValueError, match=r"no parameter that requires a gradient"):
                 MEASURES[name](frozen, (x, y), F.mse_loss)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_model_that_differentiates_is_measured_without_a_graph_around(name):
+    class Slope(nn.Linear):
+        def forward(self, x):
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(super().forward(x).square().sum(), x, create_graph=True)
+            return slope
+
+    torch.manual_seed(0)
+    model, x = Slope(6, 1), torch.randn(64, 6)
+    wanted = MEASURES[name](model, (x, x), F.mse_loss)
+    with torch.no_grad():
+        assert MEASURES[name](model, (x, x), F.mse_loss) == wanted
+    if name == "cost":
+        assert wanted == pytest.approx(float(F.mse_loss(model(x), x).detach()))
 
 
 def test_inputs_of_any_structure():
