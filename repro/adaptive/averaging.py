@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from repro.adaptive.optimizers import is_dense, no_gradient, without_autocast
+from repro.adaptive.optimizers import INDEPENDENT, is_dense, no_gradient, without_autocast
 from repro.adaptive.processes import PeerError, lost_peer
 from repro.adaptive.reading import Parameters, held_elsewhere, is_compiled
 from repro.measure import accelerator
@@ -232,9 +232,13 @@ class OverlappedAverager:
         for module in self._watched:
             vars(module)["_parameters"] = Parameters(module._parameters, self.update)
         self._handles = [p.register_post_accumulate_grad_hook(self.collect) for p in self._owner]
-        # The optimizer's state may be one step behind.
-        self._handles.append(optimizer.register_state_dict_pre_hook(lambda _: self.finish()))
-        self._handles.append(optimizer.register_load_state_dict_pre_hook(lambda *_: self.finish()))
+        # Their state may be one step behind. Others step at once; wrappers may lack such hooks.
+        if type(optimizer) in INDEPENDENT:
+            for register in (
+                optimizer.register_state_dict_pre_hook,
+                optimizer.register_load_state_dict_pre_hook,
+            ):
+                self._handles.append(register(lambda *_: self.finish()))
         self._queue: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._communicate, name="averaging", daemon=True)
         self._thread.start()
@@ -456,7 +460,7 @@ class OverlappedAverager:
             handle.remove()
         for module in self._watched:
             if isinstance(module._parameters, Parameters):
-                vars(module)["_parameters"] = dict.copy(module._parameters)
+                vars(module)["_parameters"] = dict(dict.items(module._parameters))  # as they are
 
 
 def _check_computing(name: str) -> None:

@@ -34,16 +34,16 @@ def check_in_parts(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that must see all gradients at once."""
     name = type(optimizer).__name__
     hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
+        *getattr(optimizer, "_optimizer_step_pre_hooks", ()),  # a wrapper has none
+        *getattr(optimizer, "_optimizer_step_post_hooks", ()),
+        *_global_optimizer_pre_hooks,
+        *_global_optimizer_post_hooks,
     )
     if type(optimizer) not in INDEPENDENT:
         why = f"{name} is none of torch's {', '.join(known.__name__ for known in INDEPENDENT)}"
     elif not _is_torchs(optimizer.step):
         why = f"the step of {name} was replaced"
-    elif any(hooks):
+    elif hooks:
         why = f"a hook is called around the step of {name}"
     else:
         return
@@ -161,6 +161,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     A group made with the optimizer's own rate gets `lr`, a group with half of that rate half of
     `lr`; if no group has the optimizer's own rate, the group with the largest gets `lr`. A group's
     share of `lr` is its ``lr_scale``; if it lacks one, the first call that sees the group notes it.
+    The share of a group added after the first call is that of the rate set last; one made with the
+    optimizer's own rate, as where none was given, gets `lr`.
 
     With torch's SGD the rate multiplies the momentum buffer, so that a change needs no correction.
 
@@ -181,10 +183,11 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         rates_of_new = [float(group["lr"]) for group in new]
         default = float(optimizer.defaults["lr"])
         present = [float(g["lr"]) / g["lr_scale"] for g in groups if g.get("lr_scale")]
-        known = default > 0 and default in rates_of_new
-        reference = default if known else max(present or rates_of_new)
+        own = default > 0 and default in rates_of_new
+        reference = max(present) if present else default if own else max(rates_of_new)
         for group, rate in zip(new, rates_of_new, strict=True):
-            group["lr_scale"] = rate / reference if reference > 0 else 1.0
+            added = reference if present and own and rate == default else rate
+            group["lr_scale"] = added / reference if reference > 0 else 1.0
     for group in groups:
         value = lr * group["lr_scale"]
         if isinstance(group["lr"], Tensor):  # captured graphs read the rate on the device

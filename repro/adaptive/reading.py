@@ -46,9 +46,34 @@ class Parameters(dict[str, Any]):
         self._update(super().values())
         return super().items()
 
+    def __iter__(self) -> Any:
+        # Overridden, so that dict(...) and {**...} read by keys, and not past these methods.
+        return super().__iter__()
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Remove and return one parameter, updated."""
+        self._update(super().values())
+        return super().pop(name, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove and return the last parameter, updated."""
+        self._update(super().values())
+        return super().popitem()
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """Return one parameter, updated; one that is missing is added."""
+        self._update(super().values())
+        return super().setdefault(name, default)
+
     def copy(self) -> dict[str, Any]:
         """Return a plain dictionary of the parameters, updated."""
         return dict(self.items())
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
         return dict, (self.copy(),)

@@ -89,6 +89,7 @@ class NoiseScaleBatch(BatchController):
             gradient.
     """
 
+    _SETTINGS = (*BatchController._SETTINGS, "factors")
     _STATE = (*BatchController._STATE, "scale", "_noise", "_signal")
 
     def __init__(
@@ -105,7 +106,7 @@ class NoiseScaleBatch(BatchController):
         if not factors >= 1:
             raise ValueError(f"factors is {factors!r}; give a whole number from 1, or math.inf")
         super().__init__(initial_batch, max_batch, initial_lr, growth, **options)
-        self._measure, self._factors = measure, factors
+        self._measure, self.factors = measure, factors
         self.scale: float | None = None
         self._noise = self._signal = 0.0
 
@@ -124,7 +125,7 @@ class NoiseScaleBatch(BatchController):
         batch, times = self._batch, 0
         if isinstance(scale, NoiseScale) and math.isinf(scale):  # noise hides the gradient
             return batch
-        while batch < self.max_batch and times < self._factors:
+        while batch < self.max_batch and times < self.factors:
             grown = min(max(batch + 1, round(batch * self.growth)), self.max_batch)
             if grown > scale:
                 break

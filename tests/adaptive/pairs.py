@@ -84,8 +84,8 @@ def weights_of(model):
 def hooks_of(model, optimizer):
     """How much is left at a model and an optimizer of what DataParallel puts there."""
     hooks = [p._post_accumulate_grad_hooks for p in model.parameters()]
-    hooks += [optimizer._optimizer_state_dict_pre_hooks]
-    hooks += [optimizer._optimizer_load_state_dict_pre_hooks]
+    for name in ("state_dict", "load_state_dict"):  # a wrapper has none
+        hooks.append(getattr(optimizer, f"_optimizer_{name}_pre_hooks", None))
     for module in model.modules():
         assert not isinstance(module._parameters, Parameters)
     return sum(len(each or ()) for each in hooks)

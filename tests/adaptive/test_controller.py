@@ -1,3 +1,4 @@
+import inspect
 import io
 import math
 import random
@@ -267,6 +268,15 @@ MAKERS = {
 
 
 class TestSaving:
+    @pytest.mark.parametrize("name", MAKERS)
+    def test_every_option_is_among_the_settings_that_are_compared(self, name):
+        controller = MAKERS[name]()
+        options = {p for kind in type(controller).__mro__[:-1]
+                   for p in inspect.signature(kind).parameters}  # fmt: skip
+        # Of these others follow; `interval` is `fixed_interval` there.
+        options -= {"options", "measure", "interval", "batch_size", "lr", "base_batch", "base_lr"}
+        assert options <= {*controller.state_dict()["settings"]}
+
     @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
     @pytest.mark.parametrize("name", MAKERS)
     def test_resumed_at_any_epoch_is_as_uninterrupted(self, name):
@@ -460,9 +470,10 @@ class TestGroups:
         set_lr(optimizer, 0.2)
         other = self.optimizer(None, 0.01, lr=0.1)
         other.load_state_dict(optimizer.state_dict())
-        other.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.05})
+        for rate in ({"lr": 0.05}, {}):  # of the present 0.2, and the optimizer's own
+            other.add_param_group({"params": [nn.Parameter(torch.ones(1))], **rate})
         set_lr(other, 0.4)
-        assert [g["lr"] for g in other.param_groups] == pytest.approx([0.4, 0.04, 0.1])
+        assert [g["lr"] for g in other.param_groups] == pytest.approx([0.4, 0.04, 0.1, 0.4])
 
     def test_a_scheduler_is_refused_before_anything_is_set(self):
         optimizer = self.optimizer(None, 0.01, lr=0.1)

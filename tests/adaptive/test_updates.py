@@ -37,6 +37,7 @@ from torch.utils.checkpoint import checkpoint
 
 from repro.adaptive import METHODS, DataParallel, LossCheckError, WholeStepError
 from repro.adaptive.optimizers import check_in_parts
+from repro.adaptive.reading import Parameters
 from repro.microconv import split_batch
 
 pytestmark = pytest.mark.slow
@@ -130,6 +131,15 @@ class Lamb(torch.optim.Optimizer):
             p.sub_(p.grad / norm, alpha=self.param_groups[0]["lr"] * float(p.norm()))
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Steps another optimizer, and has none of torch's own attributes, as timm's Lookahead."""
+
+    def __init__(self, parameters):
+        self.base = torch.optim.SGD(parameters, 0.3, momentum=0.9)
+        self.defaults, self.state = self.base.defaults, self.base.state
+        self.param_groups, self.step = self.base.param_groups, self.base.step
+
+
 def clipping(optimizer, *_):
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     nn.utils.clip_grad_norm_(parameters, 0.1)
@@ -161,6 +171,7 @@ def with_replaced_step(parameters):
 
 WHOLE = {
     "lamb": Lamb,
+    "wrapper": Wrapper,
     "hook": with_hook,
     "replaced step": with_replaced_step,
     "derived": type("Derived", (torch.optim.SGD,), {}),
@@ -495,6 +506,7 @@ TRAININGS = {
     ("clip", "adam, fused"): (laid_out, METHODS, ("adam, fused", 0.1), {}),
     ("clip", "loosely"): (laid_out, METHODS, ("sgd", 1e9), {}),
     ("whole", "lamb"): (whole, SPLIT, ("lamb",), {"overlap": False}),
+    ("whole", "wrapper"): (whole, SPLIT, ("wrapper",), {"overlap": False}),
     ("whole", "hook"): (whole, SPLIT, ("hook",), {"overlap": False}),
     **{
         ("precision", how): (precisely, METHODS, (how,), {})
@@ -998,7 +1010,7 @@ def test_a_layer_that_the_last_micro_batch_does_not_use_is_an_error(both, method
 
 
 def test_optimizers_that_look_at_all_parameters(both):
-    for name in ("lamb", "hook"):
+    for name in ("lamb", "hook", "wrapper"):
         compare(both, "whole", name)
     for kind, text in answers(both, "in parts"):
         assert kind == "WholeStepError" and "give overlap=False, which steps it once" in text
@@ -1132,6 +1144,24 @@ def test_a_check_that_one_process_cannot_make_is_made_again_in_all(both):
 @pytest.mark.parametrize("name", MODELS)
 def test_models_whose_weights_are_computed_or_used_by_other_layers(both, name):
     compare(both, "model", name, tolerance=1e-9)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        dict,
+        lambda held: {**held},
+        lambda held: held | {},
+        lambda held: {} | held,
+        lambda held: held.pop("weight"),
+        lambda held: held.popitem(),
+        lambda held: held.setdefault("weight"),
+    ],
+)
+def test_every_read_of_a_layers_dictionary_updates_before(read):
+    updated = []
+    read(Parameters({"weight": 1}, updated.extend))
+    assert updated == [1]
 
 
 @pytest.mark.parametrize("how", READS)
