@@ -90,12 +90,26 @@ def not_finite(state: Mapping[str, Tensor]) -> str | None:
 
 
 def storages(model: nn.Module) -> set[int]:
-    """Identifiers of the storages of a model's state."""
-    tensors = (t for t in model.state_dict().values() if isinstance(t, Tensor))
-    kept = (t for t in tensors if not nn.parameter.is_lazy(t) and t.layout is torch.strided)
+    """Identifiers of the storages of a model's parameters, and of the buffers that are saved."""
+    tensors = list[Tensor | None](model.parameters())
+    for module in model.modules():
+        unsaved = module._non_persistent_buffers_set
+        tensors += [buffer for name, buffer in module._buffers.items() if name not in unsaved]
+    # Not of `state_dict()`, which may make tensors: the next ones would get their identifiers.
+    kept = [t for t in tensors if t is not None and t.layout is torch.strided]
     # Not by address: out-of-core training may move tensors until their address is read.
     with torch._C.DisableTorchFunction():
         return {t.untyped_storage()._cdata for t in kept}
+
+
+def check_initialized(model: nn.Module) -> None:
+    """Raise a ValueError if lazy layers of a model have not made their tensors yet."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if lazy := [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]:
+        raise ValueError(
+            f"model_fn's model has {', '.join(lazy[:5])}, of lazy layers, which have no shape yet; "
+            "have model_fn call the model with a mini-batch before it returns it"
+        )
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:

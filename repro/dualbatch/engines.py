@@ -10,7 +10,7 @@ only rounding determines the first worker to commit, equally in every epoch and 
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,12 @@ from repro.dualbatch.worker import Recipe, Trained, UnsavedBuffers, Worker
 from repro.measure import CheckpointError, TimeModel, load_checkpoint, save_checkpoint, synchronize
 
 TimeModels = Mapping[int | None, TimeModel]  # by resolution
-_COMPARED = ("autocast", "factor", "seed", "optimizer_state")  # of the recipe, with a checkpoint's
+# Of the recipe, with a checkpoint's.
+_COMPARED = ("autocast", "channels_last", "factor", "seed", "optimizer_state")
+# Checkpoints of earlier versions lack these, those of a cluster or a followed log the clock's.
+_MAY_LACK = ("channels_last", "jitter", "slowdowns")
 _MEASURED = ("time_model", "k")
+_OWN = ("small_samples", "large_samples", "update_factor")  # of a plan, by the epoch of a share
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Engine:
 
     pauses = True  # all workers wait while the model is evaluated
     now_s = 0.0  # the virtual clock
+    clock: Mapping[str, Any] = {}  # its options
 
     def __init__(self, job: Job, model: nn.Module) -> None:
         self.job = job
@@ -116,8 +121,15 @@ class Engine:
                     self._begun = time.perf_counter() - self.wall_s
 
     def setting_of(self, pull: Pull) -> EpochSetting:
-        """Setting of a share: that of the whole training's epoch at its pull."""
-        return self.job.schedule.at_progress(pull.version / self.job.plan.n)
+        """Setting of a share: that of the whole training's epoch at its pull.
+
+        Its d_S, d_L and model-update factor are those that the plan of the share's own epoch gives:
+        so the shares of an epoch have each sample once, however far apart the workers are.
+        """
+        job = self.job
+        setting: EpochSetting = job.schedule.at_progress(pull.version / job.plan.n)
+        plan, own = setting.plan or job.plan, job.schedule[pull.iteration].plan or job.plan
+        return replace(setting, plan=replace(plan, **{name: getattr(own, name) for name in _OWN}))
 
     def _end_epoch(self) -> None:
         job, epoch, n = self.job, len(self.history) + 1, self.job.plan.n
@@ -166,6 +178,7 @@ class Engine:
             "sync": (server.sync, server.staleness),
             "merge": server.merge,
             **{name: getattr(recipe, name) for name in _COMPARED},
+            **self.clock,
         }
         seen = recipe.parts() | Seen("model", model, tensors=False).parts
         return seen | {name: repr(part) for name, part in parts.items()}
@@ -173,7 +186,9 @@ class Engine:
     def _resume(self, path: Path) -> None:
         try:
             content = load_checkpoint(path, self.job.recipe.device)
-            other = differing(content["fingerprint"], self._fingerprint)
+            both = content["fingerprint"], self._fingerprint
+            lacking = {name for name in _MAY_LACK if any(name not in parts for parts in both)}
+            other = differing(*({n: p for n, p in f.items() if n not in lacking} for f in both))
         except Exception as error:
             raise CheckpointError(
                 f"checkpoint {path} cannot be read ({first_line(error)}); give another file, or "
@@ -211,6 +226,9 @@ class LocalEngine(Engine):
         if unknown := time_models.keys() - {setting.resolution for setting in job.schedule}:
             raise ValueError(f"time_models has {unknown}, which the schedule's resolutions lack")
         self._time_models, self._jitter, self._follow = time_models, jitter, follow
+        if follow is None:
+            slow = [float(factor) for factor in self._slowdowns]
+            self.clock = {"jitter": float(jitter), "slowdowns": slow}
         self._worker = Worker(job.recipe, job.plan)
         super().__init__(job, self._worker.model)
 

@@ -41,8 +41,9 @@ def share_of(
     """A worker's part of the shuffled pass number `iteration` (equation 6).
 
     The shares of a pass follow each other in one permutation, so that together they have each
-    sample once: d = n_L d_L + n_S d_S except for rounding. Differs from the authors' code, in which
-    each worker draws from its own shuffle.
+    sample once: d = n_L d_L + n_S d_S except for rounding. For that the plans of a pass must have
+    the same d_S and d_L. Differs from the authors' code, in which each worker draws from its own
+    shuffle.
     """
     kind = plan.kinds[worker]
     start = sum(plan.share_of(other) for other in plan.kinds[:worker])

@@ -57,12 +57,13 @@ def train_dual_batch(
     its own size, and pushes the result. A plan with n_small = 0 is the baseline; a schedule with
     several sub-stages is cyclic progressive learning, and with plans of both kinds of worker in
     them the hybrid scheme. A worker takes the setting of the epoch that the training as a whole is
-    in when it pulls. Under ``asp`` a worker faster than the plan assumes ends early.
+    in when it pulls; its samples and its model-update factor are those that the plan of its own
+    epoch gives it. Under ``asp`` a worker faster than the plan assumes ends early.
 
     Differs from the paper: the text leaves open whether a worker keeps its momentum when it pulls
     new weights. By default each worker keeps it: restarting it with each share would shorten the
     steps of large-batch workers most, since they make the fewest. The shares of an epoch together
-    have each sample once.
+    have each sample once, except for rounding, however far apart the workers are.
 
     Args:
         model_fn: Makes the model, a new one each time; called in every process.
@@ -91,8 +92,8 @@ def train_dual_batch(
         **recipe: The other options of `Recipe`, such as `loss_fn`, `optimizer_fn` and `device`.
 
     Raises:
-        ValueError: An argument is out of range, or the data function does not give the samples of
-            its shares.
+        ValueError: An argument is out of range, the data function does not give the samples of its
+            shares, or images would be resized without targets of their size, such as masks.
         NonFiniteError: A worker's loss or weights became infinite or NaN.
         CheckpointError: The checkpoint cannot be read, or is of another training or a diverged one;
             or a function keeps a state that no checkpoint holds.
@@ -152,8 +153,16 @@ def _check_samples(data: Any, plan: DualBatchPlan, schedule: CyclicProgressiveSc
             f"the data has {len(data[0])} inputs and {len(data[1])} targets, the plan is for "
             f"{plan.samples} samples; solve the plan with samples={len(data[0])}"
         )
+    images, targets = data[0].shape, data[1].shape
     for setting in schedule:
-        resized(data[0].shape, setting.resolution)
+        side = resized(images, setting.resolution)
+        # Masks, with channels first or last.
+        if side is not None and side < images[2] and targets[1:].count(images[2]) > 1:
+            raise ValueError(
+                f"the targets are {tuple(targets)}, of the size of the images, {tuple(images)}, "
+                f"and the schedule has resolution {side}, to which only images are resized; give "
+                "as data a function that resizes both, or resolution=None"
+            )
 
 
 def _check_unused(options: Mapping[str, Any], mode: str) -> None:

@@ -48,9 +48,9 @@ class Recipe:
         data: Inputs (N, ...) and targets (N, ...) on one device, or a function from a `Share` to
             its mini-batches, for example with augmentation: pairs of inputs (B, ...) and targets
             (B, ...) of exactly its samples. Tensors of square images (N, C, H, W) are resized
-            bilinearly to a schedule's lower resolutions; a function resizes its images itself. The
-            generators of torch, NumPy and Python are seeded while it runs; other random numbers
-            must be seeded by `Share.seed`.
+            bilinearly to a schedule's lower resolutions, and targets are not; a function resizes
+            its images itself. The generators of torch, NumPy and Python are seeded while it runs;
+            other random numbers must be seeded by `Share.seed`.
         loss_fn: Mean loss of (outputs, targets). If it is a module with buffers, each worker has a
             copy and keeps its buffers from share to share. Its parameters are not trained.
         optimizer_fn: Given the list of parameters and a learning rate, makes the optimizer of a
@@ -105,10 +105,12 @@ class Recipe:
         """A new model with the initial weights, on the device.
 
         Raises:
-            ValueError: It shares tensors with another model, or has none to train.
+            ValueError: It shares tensors with another model, has none to train, or has lazy layers
+                without a shape.
         """
         with seeded(self.device, self.seed):
             model = self.model_fn()
+        checks.check_initialized(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("model_fn's model has no weight to train: set requires_grad of some")
         mine = checks.storages(model)

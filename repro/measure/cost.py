@@ -106,13 +106,15 @@ def probe(
 
     `make_step` returns a function that runs one training step of a batch size. Times are medians;
     each round measures every batch size once. A peak is that of two steps, so that it includes the
-    optimizer's state; see `comparable_peaks` for the bytes counted. On a CPU it leaves the batch
-    out, which is in memory before. Raises ValueError if there are fewer than two sizes, or peaks or
-    times do not increase.
+    optimizer's state; see `comparable_peaks` for the bytes counted. On a CPU it leaves out what is
+    in memory before: the batch, and the state of an optimizer that all sizes share. Raises
+    ValueError if there are fewer than two sizes, or peaks or times do not increase.
     """
     sizes, meters = sorted(set(batch_sizes)), []
     if len(sizes) < 2 or sizes[0] < 1:
         raise ValueError(f"batch_sizes are {sizes}; give two or more, distinct and at least 1")
+    # An optimizer that all sizes share makes its state now, and not in the first size's peak.
+    make_step(sizes[0])()
     for size in sizes:
         step = make_step(size)
         with MemoryMeter(device) as meter:

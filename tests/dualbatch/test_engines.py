@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from trainings import (
+    SAMPLES,
     SYNCS,
     TIMES,
     Recorder,
@@ -27,7 +28,7 @@ from repro.dualbatch import (
     Stage,
     SubStage,
 )
-from repro.measure import TimeModel
+from repro.measure import TimeModel, load_checkpoint, save_checkpoint
 
 GTX_1080 = TimeModel(5.6607e-4, 0.0140412)
 WHERE = ["on_epoch", "evaluate", "evaluate"]  # a training is interrupted
@@ -282,6 +283,8 @@ class TestResume:
             ({"count": 3}, "schedule"),
             ({"plan": make_plan(1, 2)}, "plan"),
             ({"data": (make_data()[0] + 1, make_data()[1])}, r"data\[0\]"),
+            ({"jitter": 0.1, "slowdowns": [1, 1, 3]}, "jitter, slowdowns"),
+            ({"channels_last": True}, "channels_last"),
         ],
     )
     def test_checkpoints_of_another_training(self, change, named, tmp_path):
@@ -291,6 +294,20 @@ class TestResume:
         with pytest.raises(CheckpointError, match=rf"is of another training: {named} differ"):
             train(checkpoint=path, **({"count": 2} | change))
         assert path.read_bytes() == content
+
+    def test_checkpoints_that_lack_a_clock(self, tmp_path):
+        path, lacking = tmp_path / "training.pt", ("jitter", "slowdowns", "channels_last")
+        whole = train(checkpoint=path, jitter=0.1, count=2)
+        # A followed log has no clock, and slowdowns of 1 are none.
+        for other in ({"follow": whole.log}, {"jitter": 0.1, "slowdowns": (1, 1, 1)}):
+            assert same(train(checkpoint=path, count=2, **other).state, whole.state)
+        content = load_checkpoint(path)  # as an earlier version wrote it
+        known = content["fingerprint"]
+        content["fingerprint"] = {n: part for n, part in known.items() if n not in lacking}
+        assert len(known) - len(content["fingerprint"]) == len(lacking)
+        save_checkpoint(path, content)
+        other = {"jitter": 0.2, "channels_last": True}
+        assert same(train(checkpoint=path, count=2, **other).state, whole.state)
 
     @pytest.mark.parametrize("name", OTHER_FUNCTIONS)
     def test_checkpoints_of_other_functions(self, name, tmp_path):
@@ -360,6 +377,24 @@ class TestSettings:
         by_version = {0: 0.4, 1: 0.3, 2: 0.3, 3: 0.2}
         assert rates == [by_version.get(c.pulled, 0.2) for c in result.log]
         assert [c.worker for c in result.log[:3]] == [0, 0, 0]
+
+    @pytest.mark.parametrize("options", SYNCS[::2])
+    def test_workers_apart_have_each_sample_of_a_pass_once_by_two_plans(self, options):
+        low = replace(make_plan(), small_samples=14, large_samples=32, update_factor=14 / 32)
+        high = replace(make_plan(), small_samples=19, large_samples=22, update_factor=19 / 22)
+        plans = [low, replace(high, small_batch=2, large_batch=6)]
+        sub_stages = [SubStage(plan=plan) for plan in plans]
+        schedule = CyclicProgressiveSchedule([Stage(4, 0.1), Stage(4, 0.01)], sub_stages)
+        data, passes = Recorder(), {number: [] for number in range(8)}
+        log = train(low, data=data, schedule=schedule, slowdowns=[1, 1, 3], **options).log
+        for commit, share in zip(log, data.shares, strict=True):
+            passes[commit.iteration] += share.indices.tolist()
+            kind = low.kinds[commit.worker]
+            # Of the pass what follows from the samples, of the training's progress the rest.
+            assert commit.factor == schedule[commit.iteration].plan.factor_of(kind)
+            now = schedule.at_progress(commit.pulled / low.n).plan
+            assert share.batch_size == now.batch_of(kind)
+        assert all(sorted(found) == list(range(SAMPLES)) for found in passes.values())
 
 
 class TestFollow:

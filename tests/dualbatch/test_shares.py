@@ -4,8 +4,10 @@ import copy
 import itertools
 import math
 import random
+import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,6 +114,23 @@ class TestImages:
         # Of their own size they may be whatever the model takes.
         assert train(data=(torch.randn(SAMPLES, 2, 6, 8), LABELS), count=1).log
 
+    @pytest.mark.parametrize("shape", [(6, 6), (2, 6, 6), (6, 6, 1)])
+    def test_targets_of_their_size_are_not_left_at_it(self, shape):
+        def smaller(share):
+            for images, targets in batches(share):
+                yield functional.interpolate(images, (4, 4)), targets
+
+        masks, options = torch.zeros(SAMPLES, *shape), {"loss_fn": lambda o, t: o.mean()}
+        options["schedule"] = CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(4)])
+        message = rf"targets are \({SAMPLES}, .* the size of the images, .* resolution 4.*function"
+        with pytest.raises(ValueError, match=message):
+            train(data=(IMAGES, masks), **options)
+        # Two numbers a sample may be anything; a function resizes as it likes.
+        for data in ((IMAGES, masks.flatten(1)[:, :2]), smaller):
+            assert train(data=data, **options).log
+        options["schedule"] = CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(6)])
+        assert train(data=(IMAGES, masks), **options).log
+
     def test_smaller_ones_are_averages_of_all_pixels(self):
         images = torch.zeros(4, 2, 6, 6)
         images[..., 1::3] = 1  # of each three columns the middle one, which alone would be taken
@@ -199,6 +218,10 @@ class TestModels:
             ({"loss_fn": lambda o, t: functional.cross_entropy(o.detach(), t)}, r"no gradient in"),
             ({"model_fn": lambda: make_model().requires_grad_(False)}, r"no weight to train"),
             ({"model_fn": nn.Flatten}, r"no weight to train"),
+            *(({"model_fn": lambda last=last: nn.Sequential(nn.Flatten(), last())},
+               rf"model_fn's model has 1\.{name}, .*no shape yet.*call the model")
+              for last, name in ((partial(nn.LazyLinear, 3), "weight, 1.bias"),
+                                 (partial(nn.LazyBatchNorm1d, affine=False), "running_mean"))),
             # A rest of one sample.
             ({"plan": ONE, "data": batches, "model_fn": lambda: nn.Sequential(
                 nn.Flatten(), nn.Linear(72, 3), nn.BatchNorm1d(3)
@@ -239,6 +262,30 @@ class TestModels:
             assert same(one.state_dict(), before)
         copies = [train(data=DOUBLE, model_fn=lambda: copy.deepcopy(one)).state for _ in range(2)]
         assert same(*copies)
+
+    @pytest.mark.parametrize("kind", ["extra state", "a hook"])
+    def test_tensors_made_for_a_state_are_not_taken_for_shared_ones(self, kind):
+        class Made(Linear):
+            if kind == "extra state":
+
+                def get_extra_state(self):
+                    return torch.zeros(1)
+
+                def set_extra_state(self, state):
+                    assert state.shape == (1,)
+
+        def model_fn():
+            model = Made()
+            if kind == "a hook":
+                model.register_state_dict_post_hook(hook)
+            return model
+
+        def hook(module, state, prefix, metadata):
+            for name in (f"{prefix}1.weight", f"{prefix}1.bias"):
+                state[name] = state[name].clone()
+
+        made = [train(data=DOUBLE, model_fn=model_fn, count=1).state for _ in range(3)]
+        assert same(made[0], made[2])
 
     def test_what_evaluate_does_to_its_model_reaches_no_worker(self):
         def change(model):
@@ -378,3 +425,14 @@ class TestWhatFunctionsKeep:
 
         with pytest.raises(ValueError, match=r"changes the shape of its buffer 'c'"):
             train(loss_fn=Growing(), count=1)
+
+
+def test_the_pages_passes_train_as_the_loss_does():
+    page = (Path(__file__).parents[2] / "docs" / "dualbatch.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n([^`]*\bdef passes\b[^`]*)^```", page, re.MULTILINE)
+    names = {}
+    exec(block, names)
+    options = {"data": DOUBLE, "model_fn": Linear, "count": 1}
+    states = (train(**more, **options).state for more in ({}, {"passes_fn": names["passes"]}))
+    for one, other in zip(*(state.values() for state in states), strict=True):
+        torch.testing.assert_close(one, other)

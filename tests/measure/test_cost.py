@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from repro.measure import LinearMemoryModel, TimeModel, probe, timing
 
@@ -122,10 +123,35 @@ def test_probe_refuses_what_gives_no_line(monkeypatch):
             probe(make_step, [4, 8])
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_probe_counts_the_state_of_an_optimizer_with_each_size_or_with_none(shared, monkeypatch):
+    made, machine = [], Machine(monkeypatch, None)
+
+    def make_step(size):
+        if not (made and shared):
+            model = nn.Linear(64, 64, bias=False)
+            made.append((model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)))
+        model, optimizer = made[-1]
+        inputs = torch.ones(size, 64)
+
+        def step():
+            optimizer.zero_grad()
+            model(inputs).sum().backward()
+            optimizer.step()
+            machine.now_s += size
+
+        return step
+
+    first, second = (probe(make_step, [4, 64, 256]).peaks for _ in range(2))
+    assert first == second
+    state = 0 if shared else 64 * 64 * 4
+    assert first[4] == pytest.approx(2 * 64 * 64 * 4 + state, abs=2 * 4 * 64 * 4)
+
+
 def test_probe_fits_both_lines_to_medians_taken_in_turns(monkeypatch):
     # The first step of each takes less memory, as one without optimizer state would. One slow step
-    # is in the warm-up, one among the recorded ones.
-    machine = Machine(monkeypatch, lambda size: 0.25 * size + 2.0, first=4, slow_calls=(7, 12))
+    # is in the warm-up, one among the recorded ones. Before all, a step of the smallest size.
+    machine = Machine(monkeypatch, lambda size: 0.25 * size + 2.0, first=4, slow_calls=(8, 13))
     probed = probe(machine.make_step, [16, 4, 8, 4], warmup=1, repeats=3)
     assert (probed.time.a, probed.time.b) == pytest.approx((0.25, 2.0))
     assert (probed.memory.bytes_per_sample, probed.memory.fixed_bytes) == (4 * 1024, 32 * 1024)
@@ -133,5 +159,5 @@ def test_probe_fits_both_lines_to_medians_taken_in_turns(monkeypatch):
     assert probed.peaks == {4: 48 * 1024, 8: 64 * 1024, 16: 96 * 1024}
     assert probed.timings[8].samples_s == pytest.approx((4.0,) * 3)
     assert sum(s > 100 for t in probed.timings.values() for s in t.samples_s) == 1
-    assert len(machine.calls) == 3 * 2 + 3 * (1 + 3)
-    assert machine.calls[6:12] == [4, 8, 16, 16, 8, 4]
+    assert len(machine.calls) == 1 + 3 * 2 + 3 * (1 + 3)
+    assert machine.calls[7:13] == [4, 8, 16, 16, 8, 4]
