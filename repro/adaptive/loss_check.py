@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from repro.measure import is_out_of_memory
@@ -203,7 +203,7 @@ class Checks:
         """What forward passes change outside batch normalisation, which is known to."""
         with untouched(self._model) as before:
             for inputs in groups:
-                check.compute(inputs, _NormBase)
+                check.compute(inputs, _BatchNorm)
             return {k: bytes(bits(v).cpu().numpy()) for k, v in before.changed().items()}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from repro.mbs.batches import Piece, joined_targets
+from repro.mbs.errors import MicroBatchError
 from repro.mbs.setting import Setting
 from repro.mbs.sizing import release_memory
 from repro.measure import is_out_of_memory, memory_state
@@ -91,6 +92,11 @@ class Verification:
             (self._checked if made else self._unmade).add("mixing")
             if self.compare.hidden_state:
                 self._stateful.append("something outside the model's buffers")
+        if self._two_pass and self.compare.fixed_rows:
+            raise MicroBatchError(
+                "two_pass needs outputs with a row for each sample, and the model returns a tensor "
+                "that is as long for a part of them; compute what belongs to no sample in loss_fn"
+            )
         if loss and (self._has_news(piece, size) or "loss" in due):
             self._checked.discard("loss")  # after an error it is still to be checked
             made = size < number and self._of_micro_batches(piece, size)
@@ -145,8 +151,9 @@ class Verification:
             warnings.warn(
                 f"a forward pass changes {names}. Each micro-batch does so. If the next one "
                 f"computes with what it left (a codebook, a queue, a running mean, a power "
-                f"iteration), the gradient is not that of the undivided mini-batch: update it once "
-                f"for each mini-batch, outside forward. Name random number generators of the "
+                f"iteration), the gradient is not that of the undivided mini-batch; nor is a "
+                f"statistic that evaluation reads. Update it once for each mini-batch, outside "
+                f"forward. Name random number generators of the "
                 f"model's own in generators=; check='off' says that all is well (a count of calls)",
                 RuntimeWarning,
                 stacklevel=3,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.weak import TensorWeakRef
 
 from repro.measure.untouched import stored
@@ -165,7 +165,7 @@ class Buffers:
         for module, held in self._held:
             for name, before in held.items():
                 now = dict(module._buffers.items()).get(name)  # a script module has no get
-                if id(before) not in values or now is None or isinstance(module, _NormBase):
+                if id(before) not in values or now is None or isinstance(module, _BatchNorm):
                     continue
                 written = now is not before or version_of(now) != self._versions[id(before)]
                 value = values[id(before)]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from repro.measure import accelerator
@@ -40,10 +40,17 @@ from repro.measure.loss_parts import (
     joined,
     relative,
     rows_of_part,
+    some_as_long,
     tolerance,
 )
 from repro.measure.memory import is_out_of_memory
-from repro.measure.untouched import Snapshot, WithoutGraph, detached, uncached
+from repro.measure.untouched import (
+    Snapshot,
+    WithoutGraph,
+    detached,
+    running_statistics,
+    uncached,
+)
 
 _BY_PARAMETERS = 1e-2  # allowed relative difference; the faults to be found are larger
 _REPEATS = 8  # of what draws random numbers, to see whether it uses them
@@ -101,6 +108,7 @@ class LossCheck:
     Attributes:
         hidden_state: Whether two forward passes with the same samples, buffers and random numbers
             computed different outputs.
+        fixed_rows: Whether an output has as many rows for a part as for several.
     """
 
     def __init__(
@@ -119,7 +127,7 @@ class LossCheck:
         self._modules, self._loss_fn, self._device = modules, loss_fn, device
         self._undone, self._context, self._advice = undone, forward, advice
         self._multiplied_by = multiplied_by
-        self.hidden_state = False
+        self.hidden_state = self.fixed_rows = False
 
     def outputs_add_up(self, sample: Sample, room: float) -> bool:
         """Compare the losses of the groups' outputs; return whether that was possible.
@@ -158,9 +166,6 @@ class LossCheck:
         same random numbers, and alone unless numbers are drawn: outputs differ if a tensor that all
         samples need was divided, or if the model compares or counts samples.
         """
-        # A layer without running statistics mixes samples in evaluation mode, too.
-        if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in self._modules):
-            return True
         # Micro-batch statistics are the papers' behaviour, so that no model is refused for them.
         # RReLU draws as many random numbers as there are negative elements; a recurrent layer's
         # dropout of packed sequences depends on the lengths of all.
@@ -205,6 +210,8 @@ class LossCheck:
     # The loss
 
     def _compare_outputs(self, sample: Sample, room: float = math.inf) -> bool:
+        if self.fixed_rows:  # such an output cannot be joined, even if it is as long as its part
+            return False
         pairs: list[tuple[Any, Any]] = []
         recorded = None  # the first loss, with the state that the forward pass changed
         for inputs, targets in sample.parts:
@@ -359,10 +366,10 @@ class LossCheck:
         """
         count, total = sample.counts[1], sum(sample.counts)
         _, (inputs, _) = sample.parts
-        alone = self._rows(inputs)
+        own = self._apart(inputs)
 
-        def last(inputs: Any) -> list[Tensor]:
-            return rows_of_part(alone, self._rows(inputs), total - count, count, total)[1]
+        def last(outputs: Any) -> list[Tensor]:
+            return rows_of_part(floats(own), floats(outputs), total - count, count, total)[1]
 
         with _fails_as(
             MixedSamplesError,
@@ -370,13 +377,15 @@ class LossCheck:
             f"was divided that belongs to the whole mini-batch, because its first dimension is as "
             f"long, and is to be named in shared=; or it takes only as many at once",
         ):
-            whole = last(sample.inputs)
-        off, allowed = difference(whole, last(sample.twice)), self._tolerance(whole)
+            together = self._apart(sample.inputs)
+        self.fixed_rows, whole = some_as_long(own, together), last(together)
+        off = difference(whole, last(self._apart(sample.twice)))
+        allowed = self._tolerance(whole)
         if off is None or off <= allowed:
             return True
         if self._numbers_after(sample.inputs) != self._numbers_after(sample.twice):
             return False  # samples of other lengths drew others
-        again = (difference(last(sample.inputs), whole) for _ in range(_REPEATS))
+        again = (difference(last(self._apart(sample.inputs)), whole) for _ in range(_REPEATS))
         if any(other is None or other > allowed for other in again):
             self.hidden_state = True
             return False
@@ -387,9 +396,10 @@ class LossCheck:
 
         It sees the last samples or their number, which is the same beside other neighbours.
         """
-        whole, total, start = self._rows(sample.inputs), sum(sample.counts), 0
+        whole, total, start = floats(self._apart(sample.inputs)), sum(sample.counts), 0
         for (inputs, _), count in zip(sample.parts, sample.counts, strict=True):
-            ours, theirs = rows_of_part(self._rows(inputs), whole, start, count, total)
+            own = floats(self._apart(inputs))
+            ours, theirs = rows_of_part(own, whole, start, count, total)
             off, allowed, start = difference(ours, theirs), self._tolerance(theirs), start + count
             if off is not None and off > allowed:
                 if any(self._draws(sample.inputs, allowed) for _ in range(_REPEATS)):
@@ -411,9 +421,9 @@ class LossCheck:
             self._forward(inputs)
             return self._generators()
 
-    def _rows(self, inputs: Any) -> list[Tensor]:
-        with self._undone():
-            return floats(self._forward(inputs))
+    def _apart(self, inputs: Any) -> Any:
+        with self._undone(), running_statistics(self._modules):
+            return self._forward(inputs)
 
     # Forward passes and losses
 

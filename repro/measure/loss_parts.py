@@ -372,6 +372,16 @@ def floats(tree: Any) -> list[Tensor]:
     return [leaf for leaf in leaves_of(tree) if _is_float(leaf) and leaf.dim() > 0]
 
 
+def some_as_long(part: Any, whole: Any) -> bool:
+    """Whether a tensor of a part's outputs is as long in the whole, and so has no sample's rows."""
+    ours, theirs = (
+        [leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+        for tree in (part, whole)
+    )
+    same = len(ours) == len(theirs)
+    return same and any(len(a) == len(b) for a, b in zip(ours, theirs, strict=True))
+
+
 def can_be_joined(leaf: Any) -> bool:
     """Whether an output can be concatenated with those of other parts."""
     if isinstance(leaf, Tensor):

@@ -71,8 +71,9 @@ class Novelty:
     Values that a loss ignores or weighs may be missing from the first mini-batch: a padding label,
     a rare class, a masked element, a target that is NaN. Remembered are the smallest and the
     largest integer of each target, and all integers of a small target; whether booleans were true
-    and false; whether targets and small inputs were zero, negative, positive, or not finite. Of
-    integer inputs, which may be tokens, only a lower negative one is new, and a mask's first zero.
+    and false; whether targets and small inputs were zero, negative, positive, or not finite; and
+    whether samples had unequally many of those that a loss may ignore. Of integer inputs, which may
+    be tokens, only a lower negative one is new, and a mask's first zero.
     `values` are integers that occurred first in the last mini-batch.
     """
 
@@ -87,7 +88,7 @@ class Novelty:
         self.values = set()
         found = False
         for path, whole in _strided(batch):
-            if (traits := _traits(path, whole)) is not None:
+            if (traits := _traits(path, whole, batch.num_samples)) is not None:
                 now, before = traits.tolist(), self._seen.get(path)
                 self._seen[path] = now if before is None else [*map(max, now, before)]
                 found |= self._seen[path] != before
@@ -111,20 +112,31 @@ class Novelty:
         return first or bool(new)
 
 
-def _traits(path: Any, values: Tensor) -> Tensor | None:
+def _traits(path: Any, values: Tensor, number: int) -> Tensor | None:
     """Numbers that are new when they grow, None for a tensor that is not read."""
     target = _is_target(path)
     if not values.numel() or not (target or values.numel() <= _FEW or values.dtype == torch.bool):
         return None
+    rows = values.detach().reshape(number, -1)
     if values.dtype == torch.bool:
-        return torch.stack([values.any(), ~values.all()]).float()
+        return torch.stack([values.any(), ~values.all(), _uneven(~rows)]).float()
     low, high = (value.detach().float() for value in values.aminmax())
     zero = (values == 0).any().float()
     if values.is_floating_point():
         finite = low.isfinite() & high.isfinite()
-        return torch.stack([low < 0, high > 0, zero > 0, ~finite]).float()
+        uneven = _uneven(rows == 0), _uneven(~rows.isfinite())
+        return torch.stack([low < 0, high > 0, zero > 0, ~finite, *uneven]).float()
     masked = zero * (high <= 1)  # no tokens, of which others are larger
-    return torch.stack([-low, high, zero] if target else [(-low).clamp(min=0), masked])
+    negative, zeros = _uneven(rows < 0).float(), _uneven(rows == 0).float()
+    if target:
+        return torch.stack([-low, high, zero, negative, zeros])
+    return torch.stack([(-low).clamp(min=0), masked, negative, masked * zeros])
+
+
+def _uneven(chosen: Tensor) -> Tensor:
+    """Whether samples have unequally many of the chosen elements, (samples, elements)."""
+    least, most = chosen.sum(1).aminmax()
+    return least != most
 
 
 def _strided(batch: Batch) -> Iterator[tuple[Any, Tensor]]:

@@ -4,7 +4,7 @@ import copy
 import random
 import warnings
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
@@ -190,6 +191,24 @@ def untouched(*roots: Any) -> Iterator[Snapshot]:
         yield snapshot
     finally:
         snapshot.restore()
+
+
+@contextmanager
+def running_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Lend running statistics to BatchNorm without any, which mixes samples in evaluation, too."""
+    layers = [m for m in modules if isinstance(m, _BatchNorm) and m.running_mean is None]
+    weights = (p for m in modules for p in m.parameters() if p.is_floating_point())
+    like = next(weights, torch.zeros(()))
+    try:
+        for layer in layers:
+            layer.running_mean, layer.running_var = (
+                torch.full((layer.num_features,), value, dtype=like.dtype, device=like.device)
+                for value in (0.0, 1.0)
+            )
+        yield
+    finally:
+        for layer in layers:
+            layer.running_mean = layer.running_var = None
 
 
 @contextmanager

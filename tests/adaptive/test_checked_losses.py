@@ -140,6 +140,10 @@ def test_a_state_that_each_process_changes_by_its_samples_is_told(name, repeated
         Checks(State(STATES[name]), CPU, True, repeated).make(F.mse_loss, batch, None)
     count = State(lambda model, x: model.state.add_(1))
     Checks(count, CPU, True, False).make(F.mse_loss, batch, None)
+    norm = nn.InstanceNorm1d(2, track_running_stats=True)
+    model = nn.Sequential(nn.Unflatten(1, (2, 4)), norm, nn.Flatten(), nn.Linear(8, 1))
+    with pytest.warns(UserWarning, match="forward pass changes 1.running_mean, 1.running_var"):
+        Checks(model, CPU, True, repeated).make(F.mse_loss, batch, None)
 
 
 @pytest.mark.parametrize("change", [STATES["replaced"], STATES["data"], None])

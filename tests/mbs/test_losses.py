@@ -309,6 +309,18 @@ def test_values_that_labels_had_not_before_are_checked():
                 streamer.backward(X, later)
 
 
+def test_the_first_samples_that_weigh_unlike_are_checked():
+    labels = LABELS[:, None].repeat(1, 3)
+    labels[:, 2] = -100  # of each sample's last token, as of shifted labels
+    padded = torch.where((torch.arange(N) % 5 == 0)[:, None] & (torch.arange(3) > 0), -100, labels)
+    loss_fn = lambda o, t: F.cross_entropy(o.unflatten(1, (4, 1)).expand(-1, -1, 3), t)  # noqa: E731
+    streamer = MicroBatchStreamer(make_model(), loss_fn, 16)
+    streamer.backward(X, labels)
+    for _ in range(2):
+        with pytest.raises(LossCheckError):
+            streamer.backward(X, padded)
+
+
 def test_the_first_zero_of_a_mask_among_the_inputs_is_checked():
     inner = make_model()
 
@@ -672,6 +684,34 @@ def test_a_shared_tensor_that_is_as_long_by_chance_is_found(micro, two_pass):
     for shared in (["table"], "table", [TABLE]):
         given = F.cross_entropy, LABELS, Attending(), inputs, micro
         assert error_of(*given, shared=shared, **options) < 1e-12
+
+
+@pytest.mark.parametrize("micro", [1, 5])
+def test_an_output_that_is_as_long_as_a_micro_batch_by_chance_is_not_joined(micro):
+    """The losses of five experts, or a loss of one element."""
+    inner = make_model()
+
+    class Experts(nn.Module):
+        def forward(self, x):
+            used = x[:, :micro].softmax(1) if micro > 1 else x[:, :1]
+            return inner(x), used.mean(0) * inner(x).mean().square()
+
+    loss_fn = lambda outputs, t: F.cross_entropy(outputs[0], t) + outputs[1].mean()  # noqa: E731
+    with pytest.raises(LossCheckError):
+        MicroBatchStreamer(Experts(), loss_fn, micro).backward(X, LABELS)
+    for _ in range(2):
+        with pytest.raises(MicroBatchError, match=r"two_pass needs outputs with a row for each"):
+            MicroBatchStreamer(Experts(), loss_fn, micro, two_pass=True).backward(X, LABELS)
+
+
+def test_batchnorm_without_running_statistics_hides_no_tensor_that_was_divided():
+    norm = nn.BatchNorm1d(4, track_running_stats=False).double()
+    model = Attending()
+    model.linear = nn.Sequential(model.linear, norm)
+    with pytest.raises(MixedSamplesError):
+        MicroBatchStreamer(model, F.cross_entropy, 16).backward((X, TABLE), LABELS)
+    MicroBatchStreamer(model.linear, F.cross_entropy, 16).backward(X, LABELS)  # no warning
+    assert norm.running_mean is None
 
 
 class Pairs(nn.Module):

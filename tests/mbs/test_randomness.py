@@ -196,6 +196,12 @@ STATEFUL = {
     "averaged copy": lambda: Averaged("parameter"),
     "averaged copy, assigned": lambda: Averaged("data"),
     "mean in an attribute": lambda: Averaged("attribute"),
+    "instance norm": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 3)),
+        nn.InstanceNorm1d(2, track_running_stats=True),
+        nn.Flatten(),
+        nn.Linear(6, 4),
+    ),
     "counter": lambda: Averaged("number"),  # which changes what is computed later than any check
 }
 
