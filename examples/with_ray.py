@@ -39,7 +39,7 @@ def make_data() -> tuple[torch.Tensor, torch.Tensor]:
 def train(**options: Any) -> DualBatchResult:
     """Train six epochs at 8 and 16 pixels in turns."""
     times = TimeModel(a=1e-3, b=0.02)  # seconds per image and per step: see repro.measure.probe
-    # One worker of each kind, which take 1.05 times as long as large batches alone.
+    # One worker of each kind, planned to take 1.05 times as long as large batches alone.
     plan = DualBatchPlan.solve(times, 1.05, 1, 1, large_batch=64, samples=512)
     stages, sizes = [Stage(4, 0.05), Stage(2, 0.01)], [SubStage(8), SubStage(16)]
     schedule = CyclicProgressiveSchedule(stages, sizes)

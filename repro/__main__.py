@@ -220,6 +220,10 @@ def gpu(
         return
     if minutes is None or out is None:
         raise UsageError("give --minutes and --out FOLDER, or --list")
+    if device is None and arguments.default_device() == "cpu":
+        raise UsageError(
+            "no accelerator is present; give --device cpu to compute on the CPU all the same"
+        )
     here = arguments.check_device(device or arguments.default_device())
     setting = running.Setting(profile=profile, device=here, root=data)
     # A machine that is taken away says so by SIGTERM: the last records go into the archive.

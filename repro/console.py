@@ -113,7 +113,7 @@ def explained(error: Exception, program: str) -> str | None:
     if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
         where = "" if error.filename is None else f": {os.fsdecode(error.filename)}"
         full = error.errno in _FULL
-        advice = "free some space, then run again" if full else "give another path, or mend this"
+        advice = "free some space, then run again" if full else "give another path"
         return f"{error.strerror or text}{where}; {advice}"
     if isinstance(error, MemoryError):
         return "there is not enough memory for this; give less data, or a smaller profile"

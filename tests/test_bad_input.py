@@ -98,7 +98,8 @@ for target in ("mbs/table9", "mbs/Table4", "mbs/table4/x", "mbs//"):
 add(("run", "all", "mbs/tabel4", *SMOKE), "did you mean mbs/table4?")  # beside all, too
 add(("show", "mbs/tabel4"), "did you mean mbs/table4?")
 add(("show", "table4"), "did you mean mbs/table4 or dualbatch/table4?")
-add(("verify", "mbs/table4"), "unknown paper 'mbs/table4'", "choose among mbs, dualbatch")
+for command in ("list", "verify"):
+    add((command, "mbs/table4"), "unknown paper 'mbs/table4'", "show prints an artefact")
 for device in ("tpu", "../local"):
     add(("show", "mbs/table4", "--from", device), f"device {device!r}", "choose among local")
 

@@ -30,9 +30,10 @@ TITLES = {
     "mbs_in_outofcore": "MBS in out-of-core",
 }
 CHANGES = (
-    "In micro-batches BatchNorm normalises by its micro-batch, and gradient accumulation needs a "
-    "loss that is a mean over samples; checkpointing updates BatchNorm's running statistics twice. "
-    "Otherwise each method computes the mini-batch's gradient."
+    "In micro-batches BatchNorm normalises by its micro-batch. Gradient accumulation needs a loss "
+    "that is a mean over samples; Micro-Batch Streaming refuses others, unless weights or "
+    "two_pass=True are given (docs/losses.md). Checkpointing updates BatchNorm's running "
+    "statistics twice. Otherwise each method computes the mini-batch's gradient."
 )
 GIB = 2**30
 

@@ -17,7 +17,7 @@ from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
 
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"
-FEW, MORE = 2, 4  # samples of the recorded steps; one alone may take other paths
+FEW, MORE, MOST = 2, 4, 6  # samples of the recorded steps; one alone may take other paths
 Vector = NDArray[np.float64]
 
 
@@ -57,14 +57,15 @@ class _Costs(TorchDispatchMode):
 class Iteration:
     """A training step as a trace whose sizes and work are linear in the batch size, or quadratic.
 
-    What is more than three times as much of `MORE` as of `FEW` samples, such as a matrix of
-    similarities, is quadratic; all else is on a line.
+    Quadratic are, for example, similarities of the samples, with each other and with others.
     """
 
     small: Trace  # of `FEW` samples
     large: Trace  # of `MORE`
+    bend: Trace  # second differences of sizes, of `FEW`, `MORE` and `MOST`
     costs: tuple[Cost, ...]  # of each function with `FEW` samples
     larger: tuple[Cost, ...]  # with `MORE`
+    bends: tuple[int, ...]  # second differences of floating-point operations
 
     def trace(self, batch: int) -> Trace:
         """The trace of a step at a batch size."""
@@ -80,19 +81,13 @@ class Iteration:
         chosen = list(names)
         return int(self._at(batch, lambda trace: sum(trace.sizes[name] for name in chosen)))
 
-    @cached_property
-    def bend(self) -> Trace:
-        """The trace of second differences of sizes."""
-        small, large = self.small.sizes, self.large.sizes
-        return replace(self.small, sizes={n: _bend(small[n], large[n]) for n in small})
-
     def without(self, names: frozenset[str]) -> "Iteration":
         """The step with some variables that take no memory."""
-        small, large = (
+        small, large, bend = (
             replace(trace, sizes={n: 0 if n in names else s for n, s in trace.sizes.items()})
-            for trace in (self.small, self.large)
+            for trace in (self.small, self.large, self.bend)
         )
-        return replace(self, small=small, large=large)
+        return replace(self, small=small, large=large, bend=bend)
 
     @cached_property
     def without_inputs(self) -> "Iteration":
@@ -102,7 +97,7 @@ class Iteration:
     def flops(self, batch: int) -> Vector:
         """Floating-point operations of each function, (n,)."""
         small, large = ([cost.flops for cost in own] for own in (self.costs, self.larger))
-        return _on_curve(batch, small, large, list(map(_bend, small, large)))
+        return _on_curve(batch, small, large, self.bends)
 
     def touched(self, batch: int) -> Vector:
         """Bytes that each function reads and writes, (n,)."""
@@ -115,8 +110,8 @@ class Iteration:
     def kept_on_host(self, batch: int) -> tuple[Vector, int]:
         """Memory where saved tensors leave the device until the backward pass.
 
-        Returns (n,) bytes alive while each function runs, and the bytes that go to the host: a
-        tensor goes as often as operations save it.
+        Returns (n,) bytes alive while each function runs, and the most bytes that go to the host: a
+        tensor counts for each of its uses in the backward pass, of which some may share a copy.
         """
         backward = self.phases == BACKWARD
         both = self._at(batch, lambda trace: _saved_away(trace, backward, self.inputs))
@@ -168,13 +163,8 @@ class Iteration:
         return self.without(self.gradients | self.inputs)
 
 
-def _bend(small: int, large: int) -> int:
-    """The second difference of 0, `FEW` and `MORE` samples of what grows with the square."""
-    return large - 2 * small if large > 3 * small > 0 else 0
-
-
 def _on_curve(batch: int, small: Any, large: Any, bend: Any) -> Vector:
-    """Values at a batch size, of both traces' and second differences from 0 on, at least 0."""
+    """Values at a batch size, of both traces' and second differences, at least 0."""
     low, high, second = (np.asarray(values, float) for values in (small, large, bend))
     line = low + (high - low) * (batch - FEW) / (MORE - FEW)
     return np.maximum(0.0, line + second * (batch - FEW) * (batch - MORE) / (2 * FEW**2))
@@ -238,18 +228,31 @@ def _saved_away(trace: Trace, backward: Any, inputs: frozenset[str]) -> Vector:
 
 
 def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
-    """Record a step of two batch sizes, without computing anything.
+    """Record a step of two batch sizes, or of three, without computing anything.
 
     `step_of` returns a step of one model, which leaves nothing behind and whose optimizer has its
-    state. A ValueError where steps of two batch sizes differ in more than sizes, or a size grows
+    state. A ValueError where steps of these batch sizes differ in more than sizes, or a size grows
     faster than the square.
     """
-    (small, costs), (large, larger) = (_record(step_of(batch)) for batch in (FEW, MORE))
-    if small.functions != large.functions:
-        raise ValueError(f"steps of {FEW} and {MORE} samples run different operations")
-    if any(large.sizes[name] > 7 * size > 0 for name, size in small.sizes.items()):
+    small, costs = _record(step_of(FEW))
+
+    def another(batch: int) -> tuple[Trace, tuple[Cost, ...]]:
+        trace, costs = _record(step_of(batch))
+        if trace.functions != small.functions:
+            raise ValueError(f"steps of {FEW} and {batch} samples run different operations")
+        return trace, costs
+
+    large, larger = another(MORE)
+    sizes = {name: (size, large.sizes[name]) for name, size in small.sizes.items()}
+    if any(more > 7 * few > 0 for few, more in sizes.values()):
         raise ValueError("memory grows faster than the square of the batch size")
-    return Iteration(small, large, costs, larger)
+    curved, bends = dict.fromkeys(sizes, 0), [0] * len(costs)
+    if any(more not in (few, 2 * few) for few, more in sizes.values()):  # not a line through 0
+        most, largest = another(MOST)
+        curved = {name: most.sizes[name] - 2 * more + few for name, (few, more) in sizes.items()}
+        bends = [c.flops - 2 * b.flops + a.flops
+                 for a, b, c in zip(costs, larger, largest, strict=True)]  # fmt: skip
+    return Iteration(small, large, replace(small, sizes=curved), costs, larger, tuple(bends))
 
 
 def _record(step: Callable[[], object]) -> tuple[Trace, tuple[Cost, ...]]:

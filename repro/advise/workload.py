@@ -163,7 +163,8 @@ class Workload:
                 f"a training step of {self.name} on tensors without content failed{_place(error)} "
                 f"({type(error).__name__}: {error}): the example must be what model and loss take, "
                 "and the step must not depend on values, but for whether conditions on whole "
-                "numbers and masks of the example hold: leave out what is asked for them"
+                "numbers and masks of the example hold: leave out what is asked for them. Steps of "
+                "torch's Adafactor, ASGD and LBFGS depend on values: give another optimizer"
             ) from error
 
     def built(

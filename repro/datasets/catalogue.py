@@ -228,8 +228,9 @@ def _not_found(name: str, root: Root, why: str) -> DatasetNotFoundError:
     return DatasetNotFoundError(
         f"dataset {name!r} was not found.\nLooked for:\n  {files}\nin the folders:\n  {folders}"
         f"\nDownload: {why}.\nThree ways to provide it, with the layouts of data/README.md:"
-        f"\n  1. load({name!r}, root=FOLDER)\n  2. set $REPRO_DATA to its folder\n  3. put it "
-        f"into ./data\nOr name data that is always there: {' or '.join(map(repr, _MADE))}."
+        f"\n  1. --data FOLDER on the command line, load({name!r}, root=FOLDER) in Python"
+        "\n  2. set $REPRO_DATA to its folder\n  3. put it into ./data"
+        f"\nOr name data that is always there: {' or '.join(map(repr, _MADE))}."
     )
 
 

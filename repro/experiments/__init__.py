@@ -19,6 +19,8 @@ def load_paper(key: str) -> Paper:
     if key not in PAPERS:
         named = [f"{paper}/{key}" for paper in PAPERS if key in Paper.load(paper).artefacts]
         meant = f"did you mean {' or '.join(named)}? " if named else _meant(key, PAPERS)
+        if "/" in key:
+            meant = "give a paper, such as mbs (show prints an artefact); "
         raise UsageError(f"unknown paper {key!r}; {meant}choose among {', '.join(PAPERS)}")
     return Paper.load(key)
 

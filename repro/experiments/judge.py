@@ -22,9 +22,9 @@ LEVEL, EQUIVALENCE_LEVEL = 0.95, 0.90  # two one-sided tests at 5 % use the 90 %
 
 NOT_REPRODUCED, NOT_SEEN = "not reproduced", "not seen here"
 WORDS: Mapping[str, str] = {
-    "reproduced": "the 95 % interval lies on the paper's side and the effect is at least half of "
-    "the paper's (at most ten times); or, of a claim that two are equal, the 90 % interval lies "
-    "within its margin",
+    "reproduced": "the 95 % interval excludes zero (of a ratio: one) on the paper's side, and the "
+    "effect is 0.5 to 10 times the paper's; or, of a claim that two are equal, the 90 % interval "
+    "lies within its margin",
     "partly": "the side is certain and the size is not the paper's, in all cases or some; or some "
     "cases hold and others certainly do not",
     "undecided": "the interval holds the paper's answer and the opposite one; more runs may decide",

@@ -164,7 +164,7 @@ def compute(
         if setting.profile != "paper":
             raise
         advice = "--data-stand-in goes on with what is at hand in its place"
-        raise UsageError(f"{lacking}; {advice}") from lacking
+        raise UsageError(f"{str(lacking).rstrip('.')}; {advice}") from lacking
     failed = 0
     with Workers(workers or default_count(setting.profile, setting.device)) as side_by_side:
         for paper, runs, used in plans:

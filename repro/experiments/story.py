@@ -246,6 +246,8 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
 
     groups = {s.paper.title: effects for s in sources.values() if (effects := effects_of(s))}
     figure = plots.gains_and_costs(groups)
+    for axis in figure.axes[:2]:
+        axis.set_xlabel("ratio (logarithmic)")
     plots.sign(
         figure,
         f"Ours: {ran_on(sources.values())}; mostly small networks and data that stand in for the "

@@ -137,7 +137,8 @@ def test_not_found_says_what_where_and_the_ways_out(tmp_path, monkeypatch, name,
     places = [tmp_path / "explicit", tmp_path / "environment", paths.ROOT / "data"]
     with pytest.raises(DatasetNotFoundError) as caught:
         load(name, places[0])
-    wanted = [*wanted, f"{name}.tar.xz", *map(str, places), "root=FOLDER", "$REPRO_DATA"]
+    wanted = [*wanted, f"{name}.tar.xz", *map(str, places), "--data FOLDER", "root=FOLDER"]
+    wanted += ["$REPRO_DATA"]
     wanted += ["cannot be reached", "timed out"] if address else []
     assert [part for part in wanted if part not in str(caught.value)] == []
     assert len(calls) == bool(address)  # once, and not for long

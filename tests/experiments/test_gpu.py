@@ -9,6 +9,7 @@ import tarfile
 import time
 
 import pytest
+from commands import command_line
 
 from repro.experiments import gpu
 from repro.experiments.design import UsageError
@@ -169,3 +170,10 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(folder, results_folder, tm
     assert len(store.read("adaptive")[0]) == len(archived(folder)) == 28
     records = [json.loads(path.read_text()) for path in store.folder.glob("*/*.json")]
     assert {record["status"] for record in records} == {"ok"}
+
+
+def test_without_an_accelerator_a_cpu_has_to_be_asked_for(folder, monkeypatch, capsys):
+    monkeypatch.setattr("repro.measure.accelerator.present", lambda: None)
+    run = command_line(monkeypatch, capsys)
+    code, _, err = run("gpu", "--minutes", "5", "--out", str(folder))
+    assert code == 2 and "no accelerator is present; give --device cpu" in err

@@ -273,7 +273,7 @@ FIGURE2 = read.artefact(
     rows=partial(table, tasks=[CIFAR]),
     draw=partial(
         figure,
-        shown=[(CIFAR, "train_cost", "training cost F"), (CIFAR, "theta", "θ after the epoch")],
+        shown=[(CIFAR, "train_cost", "training cost F"), (CIFAR, "theta", read.THETA)],
     ),
     claims={"same_cost": same_cost, "sharpness": sharpness, **_peaks((CIFAR,))},
 )
@@ -281,7 +281,7 @@ FIGURE6 = read.artefact(
     "figure6",
     plan=partial(runs.by_size, figure="figure6"),
     rows=partial(table, tasks=[DIV2K, PHANTOM]),
-    draw=partial(figure, shown=[(t, "theta", "θ after the epoch") for t in (DIV2K, PHANTOM)]),
+    draw=partial(figure, shown=[(t, "theta", read.THETA) for t in (DIV2K, PHANTOM)]),
     claims=_peaks((DIV2K, PHANTOM)),
 )
 

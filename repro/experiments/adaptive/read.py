@@ -19,6 +19,7 @@ ROLES = {CIFAR: "ResNet-20", DIV2K: "EDSR", PHANTOM: "EDSR"}
 DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
 HEADING = {CIFAR: "accuracy (%)", DIV2K: "PSNR (dB)", PHANTOM: "PSNR (dB)"}
 UNIT = {CIFAR: "points", DIV2K: "dB", PHANTOM: "dB"}
+THETA = "θ (fall of the cost / distance)"
 
 
 def trained(results: Results, task: str, strategy: str, every: bool = False) -> list[Record]:
@@ -161,7 +162,7 @@ def by_epoch(
             rows = [record.metrics[name] for record in records]
             shortest = min(map(len, rows))
             mean = np.array([row[:shortest] for row in rows], dtype=float).mean(0)  # None: NaN
-            look = {"lw": 1.6, "ms": 4.5, "markevery": max(1, shortest // 7), **looks[label]}
+            look = {"lw": 1.6, "ms": 6, "markevery": max(1, shortest // 7), **looks[label]}
             axis.plot(range(1, shortest + 1), mean, label=label, **look)
         plots.whole_ticks(axis.xaxis)
         axis.set(xlabel="epoch", ylabel=ylabel)

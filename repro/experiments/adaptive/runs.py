@@ -23,7 +23,7 @@ MORE = ("large", "noise")
 NAMES = {
     "best": "best fixed batch",
     "linear": "linear scaling",
-    "scheduled": "fixed μ, adaptive b",
+    "scheduled": "fixed rate, adaptive batch",
     "theta": "θ-adaptive",
     GIVEN: "θ-adaptive, paper's K",
     DECAY: "θ-adaptive, decay on saturation",

@@ -122,13 +122,13 @@ def figure(results: Results, task: str) -> Any:
         if strategy not in PROPOSED[1:] and (value := reported_of(task, strategy).get("value")):
             count = adaptive.updates(runs.paper_schedule(task, strategy), PAPER[task]["samples"])
             read.point(papers, count, value, look)
-            papers.plot([], [], lw=1.6, ms=4.5, label=NAMES[strategy], **look)  # for the legend
+            papers.plot([], [], lw=1.6, ms=6, label=NAMES[strategy], **look)  # for the legend
         records = read.trained(results, task, strategy)
         if records and not read.diverged(results, task, strategy):
             end = judge.mean_of(read.final(results, records, name), trials="seeds")
             made = float(np.mean(read.updates_of(records)))
             read.point(ours, made, end, look)
-    papers.plot([], [], **{**HOLLOW, "ls": "none", "label": "paper"})
+    papers.plot([], [], **{**HOLLOW, "ls": "none", "marker": "o", "label": "hollow: the paper's"})
     papers.set_title(f"paper: {read.ROLES[task]}, {read.DATA[task]}", fontsize=9)
     ours.set_title(drawn.axes[0].get_title(), fontsize=9)
     for axis in (papers, ours):
@@ -264,7 +264,7 @@ FIGURE3 = read.artefact(
     "figure3",
     plan=partial(runs.strategies, task=CIFAR),
     rows=decay_table,
-    draw=partial(curves, task=CIFAR, strategies=NAMES, quantities={"theta": "θ after the epoch"}),
+    draw=partial(curves, task=CIFAR, strategies=NAMES, quantities={"theta": read.THETA}),
     claims={"theta_rises_less": theta_rises_less},
 )
 LARS = read.artefact(

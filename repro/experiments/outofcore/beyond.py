@@ -76,7 +76,7 @@ def figure(results: Results) -> Any:
         for method in MODES if at.simulated else ():
             rates = {b / runs.IN_CORE_BATCH: rate for b, rate in runs.published(method).items()}
             shares = {b: rate / max(runs.published(IN_CORE).values()) for b, rate in rates.items()}
-            lines.append(Line(method, shares, "paper", "paper"))
+            lines.append(Line(method, shares, f"paper, {runs.LABELS[method]}", "paper"))
         panels.append(Panel(at.title, lines, "images/s over the\nlargest in core"))
     return draw(panels, 2, "batch size over the largest in core", 1.2)
 

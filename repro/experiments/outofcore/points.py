@@ -292,7 +292,7 @@ def draw(
     """Draw panels in rows, logarithmic in the batch size; `top` ends all vertical axes."""
     rows = -(-len(panels) // columns)
     figure, axes = plots.new_axes(rows, columns, 3.6 * columns + 0.4, 2.9 * rows + 0.6)
-    styles = plots.styles(list(LABELS)[:10]) | {"bound": {"color": "#6b7486", "marker": "p"}}
+    styles = plots.styles(list(LABELS)[:10]) | {"bound": {"color": "#1c2230", "marker": ""}}
     for axis, panel in zip(axes.flat, panels, strict=False):
         titles = [textwrap.fill(part, 48) for part in panel.title.split("\n")]
         axis.set_title("\n".join(titles), fontsize=9)
