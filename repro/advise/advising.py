@@ -55,7 +55,10 @@ class Advice:
 
     def __getitem__(self, method: str) -> Prediction:
         """One method's prediction."""
-        return {row.method: row for row in self.rows}[method]
+        found = next((row for row in self.rows if row.method == method), None)
+        if found is None:
+            raise AdviceError(f"method {method!r} is none of {', '.join(TITLES)}")
+        return found
 
     @property
     def best(self) -> Prediction | None:
@@ -63,7 +66,7 @@ class Advice:
         return next((row for row in (self["undivided"], self.rows[0]) if row.fits), None)
 
     def code(self, method: str) -> str:
-        """Lines of code that use a method."""
+        """Lines of code that use a method; none where it is refused or does not fit."""
         lines = snippet(self[method])
         single = all(isinstance(part, torch.Tensor) for part in self.workload.samples(1))
         if ".to(device)" in lines and not single:

@@ -238,6 +238,11 @@ def test_what_the_caller_has_set_is_no_matter(without_gradients):
     assert found["undivided"].peak_bytes == expected["undivided"].peak_bytes
 
 
+def test_a_method_that_there_is_not_is_named():
+    with pytest.raises(AdviceError, match="method 'swap' is none of undivided, acc"):
+        told("cpu").code("swap")
+
+
 def test_memory_and_sides_as_text():
     sizes = {
         "16GiB": 2**34,
