@@ -226,9 +226,9 @@ class BatchController:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the state of a controller with the same settings; others are refused."""
         ours, saved = self._settings(), state["settings"]
-        if ours != saved:
-            names = [name for name in ours if ours[name] != saved.get(name)]
-            differing = (f"{name} {saved.get(name)!r}, here {ours[name]!r}" for name in names)
+        # An earlier version's state lacks some settings.
+        if names := [name for name in saved if ours.get(name) != saved[name]]:
+            differing = (f"{name} {saved[name]!r}, here {ours.get(name)!r}" for name in names)
             raise ValueError(
                 f"the saved state is of other settings ({', '.join(differing)}); make the "
                 "controller with the saved ones, or start anew"

@@ -19,11 +19,19 @@ from torch import Tensor, nn
 from repro.adaptive.controller import DivergedError, check_number
 from repro.adaptive.loss_check import NOT_CHECKED, adds_up, few, is_torchs, loss_check, weighted
 from repro.adaptive.model_guards import check_initialized
-from repro.measure.batches import Batch, call_model, leaves_of, read_batch, to_device
+from repro.measure.batches import (
+    Batch,
+    BatchError,
+    call_model,
+    leaves_of,
+    map_leaves,
+    read_batch,
+    to_device,
+)
 from repro.measure.checks import is_whole
 from repro.measure.loss_parts import HALF, LossCheckError, joined, known_loss
 from repro.measure.telling import Novelty, telling_samples
-from repro.measure.untouched import WithoutGraph, modules_in, seed_all, untouched
+from repro.measure.untouched import WithoutGraph, detached, modules_in, seed_all, untouched
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Data = Any  # inputs and targets, (N, ...) each, or a loader with `set_batch_size`
@@ -214,7 +222,7 @@ def full_cost(
     number, novelty, to_check = 0, Novelty(), list[Batch]()
     unlike: Batch | None = None
     forward = WithoutGraph()
-    with _untouched(model, loss_fn, seed):
+    with _untouched(model, loss_fn, seed) as start_anew:
         total = torch.zeros((), dtype=torch.float64, device=device)
         divisor: float | Tensor = 0.0
         for inputs, targets in _draw(data, batch_size, None, None):
@@ -222,7 +230,11 @@ def full_cost(
                 continue
             number += 1
             call = partial(call_model, model, to_device(inputs, device))
-            outputs = forward(call, partial(seed_all, seed, model))
+            if number == 1:
+                outputs = forward(call, start_anew)
+            else:
+                with torch.set_grad_enabled(forward.needs_graph):
+                    outputs = map_leaves(detached, call())
             loss = loss_fn(outputs, to_device(targets, device))
             each = None if known is None or summed else known.counts(targets)
             part = each.sum() if each is not None else 1.0 if summed else float(samples)
@@ -266,16 +278,19 @@ def _unlike(kept: Batch | None, batch: Batch) -> Batch | None:
         return kept
     count = min(3, -(-batch.num_samples // 2))
     chosen = dict.fromkeys(itertools.chain(*telling_samples(batch, count)))
-    own = read_batch(*batch.take([*chosen]))
-    if kept is None:
-        return own
-    counts = kept.num_samples, own.num_samples
-    together = joined([(kept.inputs, kept.targets), (own.inputs, own.targets)], counts)
-    if together is None:
+    try:
+        own = read_batch(*batch.take([*chosen]))
+        if kept is None:
+            return own
+        counts = kept.num_samples, own.num_samples
+        together = joined([(kept.inputs, kept.targets), (own.inputs, own.targets)], counts)
+        if together is None:
+            return kept
+        both = read_batch(*together)
+        first, second = telling_samples(both, min(3, both.num_samples // 2))
+        return read_batch(*both.take([*first, *second]))
+    except BatchError:  # of so few samples, lists may be ambiguous
         return kept
-    both = read_batch(*together)
-    first, second = telling_samples(both, min(3, both.num_samples // 2))
-    return read_batch(*both.take([*first, *second]))
 
 
 def _adds_up(model: nn.Module, loss_fn: LossFunction, batch: Batch, device: torch.device) -> bool:
@@ -380,9 +395,17 @@ def _load(loader: Any, size: int, full: bool) -> Iterator[tuple[Any, Any]]:
 
 
 @contextmanager
-def _untouched(model: nn.Module, loss_fn: LossFunction, seed: int) -> Iterator[None]:
-    """Put the model into training mode, and restore everything at the end."""
-    with untouched(model, *modules_in(loss_fn)):
-        seed_all(seed, model)
-        model.train()
-        yield
+def _untouched(model: nn.Module, loss_fn: LossFunction, seed: int) -> Iterator[Callable[[], None]]:
+    """Put the model into training mode, and restore everything at the end.
+
+    The function that is given restores everything and begins anew.
+    """
+    with untouched(model, *modules_in(loss_fn)) as before:
+
+        def begin() -> None:
+            before.restore()
+            seed_all(seed, model)
+            model.train()
+
+        begin()
+        yield begin

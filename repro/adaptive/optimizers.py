@@ -184,7 +184,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         default = float(optimizer.defaults["lr"])
         present = [float(g["lr"]) / g["lr_scale"] for g in groups if g.get("lr_scale")]
         own = default > 0 and default in rates_of_new
-        reference = max(present) if present else default if own else max(rates_of_new)
+        reference = max(present, default=0.0) or (default if own else max(rates_of_new))
         for group, rate in zip(new, rates_of_new, strict=True):
             added = reference if present and own and rate == default else rate
             group["lr_scale"] = added / reference if reference > 0 else 1.0

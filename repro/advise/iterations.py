@@ -1,6 +1,7 @@
 """One training step, recorded on tensors without content, at any batch size."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -17,7 +18,8 @@ from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
 
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"
-FEW, MORE, MOST = 2, 4, 6  # samples of the recorded steps; one alone may take other paths
+FEW, MORE = 2, 4  # samples of the recorded steps; one alone may take other paths
+FURTHER = (6, 8)  # recorded too where a size is neither constant nor proportional
 Vector = NDArray[np.float64]
 
 
@@ -62,7 +64,7 @@ class Iteration:
 
     small: Trace  # of `FEW` samples
     large: Trace  # of `MORE`
-    bend: Trace  # second differences of sizes, of `FEW`, `MORE` and `MOST`
+    bend: Trace  # second differences of sizes
     costs: tuple[Cost, ...]  # of each function with `FEW` samples
     larger: tuple[Cost, ...]  # with `MORE`
     bends: tuple[int, ...]  # second differences of floating-point operations
@@ -228,10 +230,10 @@ def _saved_away(trace: Trace, backward: Any, inputs: frozenset[str]) -> Vector:
 
 
 def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
-    """Record a step of two batch sizes, or of three, without computing anything.
+    """Record a step of two batch sizes, or of four, without computing anything.
 
     `step_of` returns a step of one model, which leaves nothing behind and whose optimizer has its
-    state. A ValueError where steps of these batch sizes differ in more than sizes, or a size grows
+    state. A ValueError where steps of two batch sizes differ in more than sizes, or a size grows
     faster than the square.
     """
     small, costs = _record(step_of(FEW))
@@ -246,13 +248,28 @@ def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
     sizes = {name: (size, large.sizes[name]) for name, size in small.sizes.items()}
     if any(more > 7 * few > 0 for few, more in sizes.values()):
         raise ValueError("memory grows faster than the square of the batch size")
-    curved, bends = dict.fromkeys(sizes, 0), [0] * len(costs)
+    further: list[tuple[Trace, tuple[Cost, ...]]] = []
     if any(more not in (few, 2 * few) for few, more in sizes.values()):  # not a line through 0
-        most, largest = another(MOST)
-        curved = {name: most.sizes[name] - 2 * more + few for name, (few, more) in sizes.items()}
-        bends = [c.flops - 2 * b.flops + a.flops
-                 for a, b, c in zip(costs, larger, largest, strict=True)]  # fmt: skip
-    return Iteration(small, large, replace(small, sizes=curved), costs, larger, tuple(bends))
+        with suppress(Exception):  # some models take no other number of samples
+            further = [another(batch) for batch in FURTHER]
+    traces, every = zip((small, costs), (large, larger), *further, strict=True)
+    curved = {name: _bend([trace.sizes[name] for trace in traces]) for name in sizes}
+    bends = tuple(_bend([cost.flops for cost in row]) for row in zip(*every, strict=True))
+    return Iteration(small, large, replace(small, sizes=curved), costs, larger, bends)
+
+
+def _bend(values: Sequence[int]) -> int:
+    """The second difference of values that grow with the square, of equally distant batch sizes.
+
+    0 for all else: a line, or steps such as those of a share of the samples. Of two values these
+    are told apart by their ratio.
+    """
+    if values[2:]:
+        seconds = {a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:])}  # noqa: B905
+        if len(seconds) == 1:
+            return max(0, *seconds)
+    few, more = values[:2]
+    return more - 2 * few if more > 3 * few > 0 else 0
 
 
 def _record(step: Callable[[], object]) -> tuple[Trace, tuple[Cost, ...]]:

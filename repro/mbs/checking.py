@@ -95,7 +95,8 @@ class Verification:
         if self._two_pass and self.compare.fixed_rows:
             raise MicroBatchError(
                 "two_pass needs outputs with a row for each sample, and the model returns a tensor "
-                "that is as long for a part of them; compute what belongs to no sample in loss_fn"
+                "that is as long for a part of them; compute what belongs to no sample in loss_fn, "
+                "or expand it to a row for each sample"
             )
         if loss and (self._has_news(piece, size) or "loss" in due):
             self._checked.discard("loss")  # after an error it is still to be checked

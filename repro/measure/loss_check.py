@@ -48,6 +48,7 @@ from repro.measure.untouched import (
     Snapshot,
     WithoutGraph,
     detached,
+    own_statistics,
     running_statistics,
     uncached,
 )
@@ -166,6 +167,9 @@ class LossCheck:
         same random numbers, and alone unless numbers are drawn: outputs differ if a tensor that all
         samples need was divided, or if the model compares or counts samples.
         """
+        # A layer of one's own without running statistics mixes samples in evaluation mode, too.
+        if any(own_statistics(module) for module in self._modules):
+            return False
         # Micro-batch statistics are the papers' behaviour, so that no model is refused for them.
         # RReLU draws as many random numbers as there are negative elements; a recurrent layer's
         # dropout of packed sequences depends on the lengths of all.

@@ -71,9 +71,9 @@ class Novelty:
     Values that a loss ignores or weighs may be missing from the first mini-batch: a padding label,
     a rare class, a masked element, a target that is NaN. Remembered are the smallest and the
     largest integer of each target, and all integers of a small target; whether booleans were true
-    and false; whether targets and small inputs were zero, negative, positive, or not finite; and
-    whether samples had unequally many of those that a loss may ignore. Of integer inputs, which may
-    be tokens, only a lower negative one is new, and a mask's first zero.
+    and false; whether targets and small inputs were zero, negative, positive, not finite, or
+    unlike; and whether samples had unequally many of those that a loss may ignore. Of integer
+    inputs, which may be tokens, only a lower negative one is new, and a mask's first zero.
     `values` are integers that occurred first in the last mini-batch.
     """
 
@@ -124,18 +124,19 @@ def _traits(path: Any, values: Tensor, number: int) -> Tensor | None:
     zero = (values == 0).any().float()
     if values.is_floating_point():
         finite = low.isfinite() & high.isfinite()
-        uneven = _uneven(rows == 0), _uneven(~rows.isfinite())
-        return torch.stack([low < 0, high > 0, zero > 0, ~finite, *uneven]).float()
+        uneven = map(_uneven, (rows < 0, rows == 0, ~rows.isfinite()))
+        return torch.stack([low < 0, high > 0, zero > 0, ~finite, low != high, *uneven]).float()
     masked = zero * (high <= 1)  # no tokens, of which others are larger
     negative, zeros = _uneven(rows < 0).float(), _uneven(rows == 0).float()
     if target:
-        return torch.stack([-low, high, zero, negative, zeros])
+        largest = _uneven(rows == rows.max()).float()  # such as 255, which is ignored
+        return torch.stack([-low, high, zero, negative, zeros, largest])
     return torch.stack([(-low).clamp(min=0), masked, negative, masked * zeros])
 
 
 def _uneven(chosen: Tensor) -> Tensor:
     """Whether samples have unequally many of the chosen elements, (samples, elements)."""
-    least, most = chosen.sum(1).aminmax()
+    least, most = chosen.sum(1, dtype=torch.int32).aminmax()  # five times faster than int64
     return least != most
 
 

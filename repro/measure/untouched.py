@@ -193,14 +193,21 @@ def untouched(*roots: Any) -> Iterator[Snapshot]:
         snapshot.restore()
 
 
+def own_statistics(module: nn.Module) -> bool:
+    """Whether this is a BatchNorm without running statistics and with a forward of its own."""
+    lacking = isinstance(module, _BatchNorm) and module.running_mean is None
+    return lacking and not type(module).forward.__module__.startswith("torch.")
+
+
 @contextmanager
 def running_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Lend running statistics to BatchNorm without any, which mixes samples in evaluation, too."""
     layers = [m for m in modules if isinstance(m, _BatchNorm) and m.running_mean is None]
     weights = (p for m in modules for p in m.parameters() if p.is_floating_point())
-    like = next(weights, torch.zeros(()))
+    any_weight = next(weights, torch.zeros(()))
     try:
         for layer in layers:
+            like = any_weight if layer.weight is None else layer.weight
             layer.running_mean, layer.running_var = (
                 torch.full((layer.num_features,), value, dtype=like.dtype, device=like.device)
                 for value in (0.0, 1.0)

@@ -475,6 +475,14 @@ class TestGroups:
         set_lr(other, 0.4)
         assert [g["lr"] for g in other.param_groups] == pytest.approx([0.4, 0.04, 0.1, 0.4])
 
+    def test_a_group_added_at_rate_0_has_its_share_of_the_optimizers_own(self):
+        optimizer = self.optimizer(None, lr=0.1)
+        set_lr(optimizer, 0.0)
+        for rate in ({"lr": 0.05}, {}):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], **rate})
+        set_lr(optimizer, 0.4)
+        assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.4, 0.2, 0.4])
+
     def test_a_scheduler_is_refused_before_anything_is_set(self):
         optimizer = self.optimizer(None, 0.01, lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)

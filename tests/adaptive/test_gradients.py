@@ -378,6 +378,14 @@ class TestCostsOfLosses:
         with pytest.raises(LossCheckError, match=r"full_cost adds up mini-batches by"):
             full_cost(nn.Linear(3, 3), (x, y), 8, loss_fn=loss)
 
+    def test_of_a_list_of_targets_for_each_sample(self):
+        x, boxes = torch.randn(24, 8), [torch.randn(6, 4) for _ in range(24)]
+        loss = lambda o, t: (o[:, :4] - torch.stack(t).mean(1)).square().mean()  # noqa: E731
+        model = nn.Linear(8, 4)
+        wanted = float(loss(model(x), boxes).detach())
+        batches = [(x[a : a + 8], boxes[a : a + 8]) for a in (0, 8, 16)]
+        assert full_cost(model, batches, 8, loss_fn=loss) == pytest.approx(wanted)
+
     @pytest.mark.parametrize("size", [20, 60])
     def test_of_no_target_or_a_model_that_diverged_are_refused(self, size):
         model, data = nn.Linear(8, 3), (torch.randn(60, 8), torch.full((60,), -100))
@@ -412,8 +420,11 @@ class TestModelsOfOtherKinds:
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_model_that_differentiates_is_measured_without_a_graph_around(name):
     class Slope(nn.Linear):
+        calls = 0
+
         def forward(self, x):
-            x = x.detach().requires_grad_()
+            self.calls += 1  # of which a call without a graph is none
+            x = self.calls * x.detach().requires_grad_()
             (slope,) = torch.autograd.grad(super().forward(x).square().sum(), x, create_graph=True)
             return slope
 
@@ -423,7 +434,8 @@ def test_a_model_that_differentiates_is_measured_without_a_graph_around(name):
     with torch.no_grad():
         assert MEASURES[name](model, (x, x), F.mse_loss) == wanted
     if name == "cost":
-        assert wanted == pytest.approx(float(F.mse_loss(model(x), x).detach()))
+        sums = [len(a) * F.mse_loss(model(a), a).detach() for a in x.split(5)]
+        assert wanted == pytest.approx(float(sum(sums) / 64))
 
 
 def test_inputs_of_any_structure():

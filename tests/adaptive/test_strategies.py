@@ -57,6 +57,14 @@ class TestNoiseScaleBatch:
         with pytest.raises(ValueError, match=r"factors is 0\.5"):
             NoiseScaleBatch(8, 100, 0.1, lambda: 1.0, factors=0.5)
 
+    def test_a_state_of_other_factors_is_refused_and_one_without_is_taken(self):
+        one, other = (NoiseScaleBatch(8, 64, 0.1, lambda: 1.0, factors=n) for n in (1, math.inf))
+        state = one.state_dict()
+        with pytest.raises(ValueError, match="factors 1, here inf"):
+            other.load_state_dict(state)
+        del state["settings"]["factors"]  # of an earlier version
+        one.load_state_dict(state)
+
     def test_several_factors_at_once(self):
         assert batches(self.run([3.0, 99.0], factors=math.inf)) == [8, 8, 64]
 

@@ -69,6 +69,11 @@ def others(outputs: Tensor, targets: Tensor) -> Tensor:
     return ce(outputs, targets) + apart.exp().mean()
 
 
+def hardest(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss of three quarters of the samples: of 2, 4, 6, 8 these are 1, 3, 4, 6."""
+    return ce(outputs, targets, reduction="none").topk(int(0.75 * len(targets))).values.mean()
+
+
 def neighbours(outputs: Tensor, targets: Tensor) -> Tensor:
     return ce(outputs, targets) + (outputs[1:] - outputs[:-1]).square().mean()
 
@@ -82,6 +87,7 @@ NETWORKS = {
     "similarities": (lambda: nn.Linear(4, 4), rows, similarities),
     "bank": (lambda: nn.Linear(4, 4), rows, bank),
     "others": (lambda: nn.Linear(4, 4), rows, others),
+    "hardest": (lambda: nn.Linear(4, 4), rows, hardest),
     "neighbours": (lambda: nn.Linear(4, 4), rows, neighbours),
 }
 
@@ -144,6 +150,12 @@ def test_peaks_are_those_of_small_networks(name, method):
     told = predict(workload(name), method, BATCH, int(1.001 * peak), simulated=True)
     assert told.fits and told.peak_bytes == pytest.approx(peak, rel=1e-3)
     assert told.settings.get("micro_batch", MICRO) == MICRO
+
+
+def test_a_size_that_grows_in_steps_is_taken_for_a_line():
+    peak = measured("hardest", "undivided")
+    told = predict(workload("hardest"), "undivided", BATCH, PLENTY, simulated=True)
+    assert told.peak_bytes == pytest.approx(peak, rel=0.05)
 
 
 @pytest.mark.slow

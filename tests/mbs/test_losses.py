@@ -309,16 +309,38 @@ def test_values_that_labels_had_not_before_are_checked():
                 streamer.backward(X, later)
 
 
-def test_the_first_samples_that_weigh_unlike_are_checked():
-    labels = LABELS[:, None].repeat(1, 3)
-    labels[:, 2] = -100  # of each sample's last token, as of shifted labels
-    padded = torch.where((torch.arange(N) % 5 == 0)[:, None] & (torch.arange(3) > 0), -100, labels)
-    loss_fn = lambda o, t: F.cross_entropy(o.unflatten(1, (4, 1)).expand(-1, -1, 3), t)  # noqa: E731
-    streamer = MicroBatchStreamer(make_model(), loss_fn, 16)
-    streamer.backward(X, labels)
+def squares(outputs, targets):
+    """A mean over elements that are not -1."""
+    return F.mse_loss(outputs[targets != -1], targets[targets != -1])
+
+
+@pytest.mark.parametrize("ignored", [-100, 0, 9, -1.0])
+def test_the_first_samples_that_weigh_unlike_are_checked(ignored):
+    """At first each ignores its last element, as of shifted labels."""
+    real = isinstance(ignored, float)
+    targets = VALUES.abs() if real else LABELS[:, None].repeat(1, 4) + (ignored == 0)
+    targets[:, 3] = ignored
+    unlike = (torch.arange(N) % 5 == 0)[:, None] & (torch.arange(4) > 0)
+    loss_fn = lambda o, t: F.cross_entropy(  # noqa: E731
+        o.unflatten(1, (-1, 1)).expand(-1, -1, 4), t, ignore_index=ignored
+    )
+    model = make_model(last=4 if real else 10)
+    streamer = MicroBatchStreamer(model, squares if real else loss_fn, 16)
+    streamer.backward(X, targets)
     for _ in range(2):
         with pytest.raises(LossCheckError):
-            streamer.backward(X, padded)
+            streamer.backward(X, torch.where(unlike, ignored, targets))
+
+
+def test_the_first_unlike_weights_are_checked():
+    def loss_fn(outputs, targets):
+        each = F.cross_entropy(outputs, targets["labels"], reduction="none")
+        return (targets["weights"] * each).sum() / targets["weights"].sum()
+
+    streamer = MicroBatchStreamer(make_model(), loss_fn, 16)
+    streamer.backward(X, {"labels": LABELS, "weights": torch.full((N,), 0.5)})
+    with pytest.raises(LossCheckError):
+        streamer.backward(X, {"labels": LABELS, "weights": torch.linspace(0.1, 2, N)})
 
 
 def test_the_first_zero_of_a_mask_among_the_inputs_is_checked():
@@ -710,8 +732,12 @@ def test_batchnorm_without_running_statistics_hides_no_tensor_that_was_divided()
     model.linear = nn.Sequential(model.linear, norm)
     with pytest.raises(MixedSamplesError):
         MicroBatchStreamer(model, F.cross_entropy, 16).backward((X, TABLE), LABELS)
-    MicroBatchStreamer(model.linear, F.cross_entropy, 16).backward(X, LABELS)  # no warning
     assert norm.running_mean is None
+    mixed = nn.Sequential(nn.Embedding(9, 6, dtype=torch.bfloat16), nn.Flatten(), nn.BatchNorm1d(6))
+    mixed[2].running_mean = mixed[2].running_var = None
+    mixed[1].register_forward_hook(lambda _, inputs, outputs: outputs.float())
+    for layers, inputs in ((model.linear, X), (mixed, torch.arange(N) % 9)):
+        MicroBatchStreamer(layers, F.cross_entropy, 16).backward(inputs, LABELS)  # no warning
 
 
 class Pairs(nn.Module):
