@@ -232,7 +232,7 @@ class OverlappedAverager:
         for module in self._watched:
             vars(module)["_parameters"] = Parameters(module._parameters, self.update)
         self._handles = [p.register_post_accumulate_grad_hook(self.collect) for p in self._owner]
-        # Their state may be one step behind. Others step at once; wrappers may lack such hooks.
+        # Only these are stepped late, so that their state may be behind; wrappers may lack hooks.
         if type(optimizer) in INDEPENDENT:
             for register in (
                 optimizer.register_state_dict_pre_hook,

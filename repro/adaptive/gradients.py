@@ -269,9 +269,9 @@ def full_cost(
 
 
 def _unlike(kept: Batch | None, batch: Batch) -> Batch | None:
-    """The samples kept and a mini-batch's that a loss may weigh most unlike, six at most.
+    """At most six samples, of those kept and of a mini-batch, whose weights may differ most.
 
-    Of a mini-batch that cannot be joined with those kept, as of other lengths, none is added.
+    A mini-batch that cannot be joined with those kept, such as one of other lengths, adds none.
     """
     leaves = leaves_of((batch.inputs, batch.targets))
     if not all(leaf is None or isinstance(leaf, Tensor | int | float) for leaf in leaves):
@@ -403,9 +403,12 @@ def _untouched(model: nn.Module, loss_fn: LossFunction, seed: int) -> Iterator[C
     with untouched(model, *modules_in(loss_fn)) as before:
 
         def begin() -> None:
-            before.restore()
             seed_all(seed, model)
             model.train()
 
+        def begin_anew() -> None:
+            before.restore()
+            begin()
+
         begin()
-        yield begin
+        yield begin_anew

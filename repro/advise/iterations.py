@@ -259,15 +259,14 @@ def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
 
 
 def _bend(values: Sequence[int]) -> int:
-    """The second difference of values that grow with the square, of equally distant batch sizes.
+    """The second difference of values at 2, 4, ... samples that grow with the square; else 0.
 
-    0 for all else: a line, or steps such as those of a share of the samples. Of two values these
-    are told apart by their ratio.
+    Four values do so if their second differences are equal: those that grow in steps, such as a
+    share of the samples, have others. These, and two values, are judged by the ratio of the first.
     """
-    if values[2:]:
-        seconds = {a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:])}  # noqa: B905
-        if len(seconds) == 1:
-            return max(0, *seconds)
+    seconds = {*np.diff(values, 2).tolist()}
+    if len(seconds) == 1:
+        return max(0, *seconds)
     few, more = values[:2]
     return more - 2 * few if more > 3 * few > 0 else 0
 

@@ -426,6 +426,7 @@ class LossCheck:
             return self._generators()
 
     def _apart(self, inputs: Any) -> Any:
+        """Outputs of a call that is undone, with BatchNorm in evaluation by running statistics."""
         with self._undone(), running_statistics(self._modules):
             return self._forward(inputs)
 

@@ -373,7 +373,7 @@ def floats(tree: Any) -> list[Tensor]:
 
 
 def some_as_long(part: Any, whole: Any) -> bool:
-    """Whether a tensor of a part's outputs is as long in the whole, and so has no sample's rows."""
+    """Whether an output has as many rows for a part as for the whole: they belong to no sample."""
     ours, theirs = (
         [leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor) and leaf.dim() > 0]
         for tree in (part, whole)

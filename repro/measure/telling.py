@@ -72,7 +72,7 @@ class Novelty:
     a rare class, a masked element, a target that is NaN. Remembered are the smallest and the
     largest integer of each target, and all integers of a small target; whether booleans were true
     and false; whether targets and small inputs were zero, negative, positive, not finite, or
-    unlike; and whether samples had unequally many of those that a loss may ignore. Of integer
+    unequal; and whether samples had unequally many of those that a loss may ignore. Of integer
     inputs, which may be tokens, only a lower negative one is new, and a mask's first zero.
     `values` are integers that occurred first in the last mini-batch.
     """
@@ -120,7 +120,8 @@ def _traits(path: Any, values: Tensor, number: int) -> Tensor | None:
     rows = values.detach().reshape(number, -1)
     if values.dtype == torch.bool:
         return torch.stack([values.any(), ~values.all(), _uneven(~rows)]).float()
-    low, high = (value.detach().float() for value in values.aminmax())
+    extremes = values.detach().aminmax()
+    low, high = (value.float() for value in extremes)
     zero = (values == 0).any().float()
     if values.is_floating_point():
         finite = low.isfinite() & high.isfinite()
@@ -129,7 +130,7 @@ def _traits(path: Any, values: Tensor, number: int) -> Tensor | None:
     masked = zero * (high <= 1)  # no tokens, of which others are larger
     negative, zeros = _uneven(rows < 0).float(), _uneven(rows == 0).float()
     if target:
-        largest = _uneven(rows == rows.max()).float()  # such as 255, which is ignored
+        largest = _uneven(rows == extremes.max).float()  # such as 255, which is ignored
         return torch.stack([-low, high, zero, negative, zeros, largest])
     return torch.stack([(-low).clamp(min=0), masked, negative, masked * zeros])
 

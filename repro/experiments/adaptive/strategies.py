@@ -62,6 +62,8 @@ def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict
         if task != CIFAR:  # a rule ends the trainings
             made = read.span([record.metrics["completed"] for record in records])
             unmet = " (rule not met)" * (not all(r.metrics["stopped"] for r in records))
+            best = [max(record.metrics[runs.METRIC[task]]) for record in records]
+            row |= {"at the best epoch": Summary.of(best).text() if best else None}
             row |= {"epochs, paper": paper.get("epochs"), "epochs": made and made + unmet}
         yield row | {
             "updates": read.span(read.updates_of(records)),
