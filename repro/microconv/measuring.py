@@ -253,49 +253,42 @@ class Bench:
                 )
             return {name: list(timing.samples_s) for name, timing in timed.items()}
 
-        with _undisturbed(kernel.device):
-            return self._remembered(f"{key_of(kernel)} as {list(parts)}", measure)
-
-    def _remembered(self, key: str, measure: Callable[[], Samples]) -> Trial:
-        """A trial from the cache, else measured and stored."""
+        key = f"{key_of(kernel)} as {list(parts)}"
         known: Mapping[str, list[float]] = self.cache.times(key, 1)
         if known:
             self.cached += len(_FORMS)
         else:
             self.measured += len(_FORMS)
-            known = measure()
+            with _undisturbed(kernel.device):
+                known = measure()
             self.cache.store_times(key, 1, known)
         return Trial(*(tuple(known[form]) for form in _FORMS))
 
-    def compare_models(
-        self,
-        what: str,
-        one: Kernel,
-        forms: tuple[Callable[[], None], Callable[[], None]],
-        step: Callable[[], None],
-    ) -> Trial:
-        """Time two forms of a whole model in turns, until one is clearly faster.
 
-        `forms` install the tuned and the untuned form, untimed; `step` runs it. `one` is any kernel
-        of the model, for its device; `what` everything else that affects the times.
-        """
+def compare_models(
+    one: Kernel, forms: tuple[Callable[[], None], Callable[[], None]], step: Callable[[], None]
+) -> Trial:
+    """Time two forms of a whole model in turns, until one is clearly faster.
 
-        def measure() -> Samples:
-            samples: Samples = {name: [] for name in _FORMS}
-            for turn in range(_MODEL_ROUNDS + 1):
-                pairs = list(zip(_FORMS, forms, strict=True))
-                for name, form in pairs if turn % 2 else reversed(pairs):
-                    form()
-                    seconds = _once(step, one, queued=False)
-                    if turn:  # the first round, which makes buffers and plans, is not counted
-                        samples[name].append(seconds)
-                slower = Trial(*map(tuple, samples.values())).slower
-                if slower > 1 or (turn >= _TRIAL_ROUNDS and not slower):
-                    break
-            return samples
+    `forms` install the tuned and the untuned form, untimed; `step` runs it. `one` is any kernel of
+    the model, for its device. No cache keeps the times: nothing tells two models apart for sure.
+    """
+    samples: Samples = {name: [] for name in _FORMS}
 
-        with _undisturbed(one.device, torch.is_autocast_enabled(torch.device(one.device).type)):
-            return self._remembered(f"{key_of(one)} {what}", measure)
+    def trial() -> Trial:
+        return Trial(*map(tuple, samples.values()))
+
+    with _undisturbed(one.device, torch.is_autocast_enabled(torch.device(one.device).type)):
+        for turn in range(_MODEL_ROUNDS + 1):
+            pairs = list(zip(_FORMS, forms, strict=True))
+            for name, form in pairs if turn % 2 else reversed(pairs):
+                form()
+                seconds = _once(step, one, queued=False)
+                if turn:  # the first round, which makes buffers and plans, is not counted
+                    samples[name].append(seconds)
+            if trial().slower > 1 or (turn >= _TRIAL_ROUNDS and not trial().slower):
+                break
+    return trial()
 
 
 def _once(call: Callable[[], object], kernel: Kernel, queued: bool = True) -> float:

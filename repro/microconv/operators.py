@@ -7,6 +7,7 @@ valid in this process only; another process refuses the graph (`LayerGoneError`)
 """
 
 import itertools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,7 +18,8 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from repro.microconv.tuned_kernel import TunedKernel
 
-_numbers = itertools.count(1)
+# From a random number on, so that a saved graph finds no other layer in another process.
+_numbers = itertools.count(int.from_bytes(os.urandom(7)))
 _layers: "WeakValueDictionary[int, TunedLayer]" = WeakValueDictionary()
 
 

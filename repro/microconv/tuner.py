@@ -1,12 +1,10 @@
 """The steps of `tune`: measure, optimise within the limit, try, and install into the model."""
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 from torch import nn
@@ -14,7 +12,7 @@ from torch import nn
 from repro.microconv import backends
 from repro.microconv.conv import install, uninstall
 from repro.microconv.kernels import Kernel
-from repro.microconv.measuring import Bench, Trial
+from repro.microconv.measuring import Bench, Trial, compare_models
 from repro.microconv.optimize import (
     Candidate,
     Division,
@@ -227,10 +225,8 @@ class Tuner:
         def trial(kept: Collection[int], base: list[list[KernelReport]]) -> Trial:
             forms = form(kept), base
             first, second = (partial(_install, model, self._make(calls, one)) for one in forms)
-            told = [f"{e.layer} {e.kernel} {e.division}" for one in forms for es in one for e in es]
-            text = sha256(json.dumps([repr(model), told]).encode()).hexdigest()
             try:
-                return self.bench.compare_models(text, layers[0][0].kernel, (first, second), step)
+                return compare_models(layers[0][0].kernel, (first, second), step)
             finally:
                 untune(model)
 

@@ -4,6 +4,9 @@ import copy
 import gc
 import io
 import math
+import subprocess
+import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -238,7 +241,7 @@ def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = torch.get_rng_state()
 
-    def compare(self, what, one, forms, run):
+    def compare(one, forms, run):
         seconds = []
         for form in forms:
             form()
@@ -246,7 +249,7 @@ def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
             seconds.append(10.0 + sum(1.0 if n in bad else -1.0 for n in tuned_layers(model)))
         return Trial((seconds[0],) * 5, (seconds[1],) * 5)
 
-    monkeypatch.setattr("repro.microconv.measuring.Bench.compare_models", compare)
+    monkeypatch.setattr("repro.microconv.tuner.compare_models", compare)
     report = tune(model, images(4, 12), algorithms=["torch:im2col"], cache=InventedTimes())
     good = [name for name in ("0", "2", "4") if name not in bad]
     tied = tuned_layers(model)
@@ -269,10 +272,22 @@ def test_what_keeps_to_the_limit_is_not_untied(monkeypatch):
     with pytest.raises(WorkspaceLimitError) as refused:
         tune(model, x, 0, cache=None)
     never = Trial((2.0,) * 5, (1.0,) * 5)
-    monkeypatch.setattr("repro.microconv.measuring.Bench.compare_models", lambda *a: never)
+    monkeypatch.setattr("repro.microconv.tuner.compare_models", lambda *a: never)
     report = tune(model, x, refused.value.least_bytes, cache=None)
     assert held(model, x)[0] <= refused.value.least_bytes
     assert report.model is never and any(entry.needed for entry in report.kernels)
+
+
+def test_no_model_is_told_the_times_of_another(tmp_path):
+    times = []
+    for wait_s in (0.2, 0.0):  # which no representation of the model shows
+        model, x = net(), images()
+        model.register_forward_hook(lambda *given, wait_s=wait_s: time.sleep(wait_s))
+        with pytest.raises(WorkspaceLimitError) as refused:
+            tune(model, x, 0, cache=tmp_path / "times")
+        report = tune(model, x, refused.value.least_bytes, cache=tmp_path / "times")
+        times.append(report.model.medians_s[1])
+    assert times[1] < 0.2 < times[0]
 
 
 def tied(algorithm="torch:im2col", **options):
@@ -334,6 +349,12 @@ def test_a_traced_model_computes_any_input_and_says_where_its_layers_are_gone():
     gc.collect()
     with pytest.raises((LayerGoneError, RuntimeError), match=r"tuned layer \d+, which is not"):
         loaded(images(4, 9))
+
+
+def test_layers_have_other_numbers_in_another_process():
+    code = "from repro.microconv.operators import TunedLayer; print(TunedLayer({}).number)"
+    told = [subprocess.check_output([sys.executable, "-c", code]) for _ in range(2)]
+    assert told[0] != told[1]
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
