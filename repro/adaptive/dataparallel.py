@@ -169,8 +169,11 @@ class DataParallel:
     def _connect(self, bucket_bytes: int, timeout_s: float) -> None:
         """Connect to the other processes; make model and averaging the same in all."""
         # A separate group, so that the averager's thread never mixes with the caller's collectives.
-        group = dist.new_group(timeout=timedelta(seconds=float(timeout_s)))
+        timeout = timedelta(seconds=float(timeout_s))
+        group = dist.new_group(timeout=timeout)
         assert isinstance(group, dist.ProcessGroup)
+        # gloo ends a process that is sent anything but the gradients that it waits for.
+        self._asking = dist.new_group(timeout=timeout) if self._device.type == "cpu" else group
         self._group, model = group, self.model
         pieces = "no micro-batches" if self.micro_batch is None else "micro-batches"
         lines = [f"averaging {self.averaging!r}", f"bucket_bytes {bucket_bytes}", pieces]
@@ -217,10 +220,9 @@ class DataParallel:
         start = time.perf_counter()
         if self._closed:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
+        asked, self._asked = self._asked, False  # where this process alone raises
         batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
         number = batch.num_samples
-        if self._group is not None:
-            self._check_unchanged(batch, shares, self._group)
         mine = share(number, self.rank, self.processes, shares)
         count = mine.stop - mine.start
         ranges = bounds(count, self.micro_batch or count) if count else []
@@ -228,6 +230,10 @@ class DataParallel:
         parts: Sequence[float | Tensor] = [1.0]  # one backward pass covers the mini-batch
         if self._group is not None or len(pieces) > 1:
             parts = parts_of(self.loss_fn, batch.targets, weights, number, pieces)
+        self._asked = asked
+        if self._group is not None:
+            self._check_unchanged(batch, shares)
+        if self._group is not None or len(pieces) > 1:
             check_hooks(self._names, expected=self._averager is not None)
             self._check_loss(batch, weights)
             start = time.perf_counter()
@@ -249,9 +255,7 @@ class DataParallel:
             self.timings.append(timing)
         return torch.stack(losses).sum()
 
-    def _check_unchanged(
-        self, batch: Batch, shares: Sequence[int] | None, group: dist.ProcessGroup
-    ) -> None:
+    def _check_unchanged(self, batch: Batch, shares: Sequence[int] | None) -> None:
         """Refuse changes of model and optimizer, and mini-batches that differ between processes."""
         self._guard.check()
         if self._in_parts:
@@ -264,7 +268,7 @@ class DataParallel:
             if self._checks is not None and whole and labels.dim() == 1:  # which nothing augments
                 lines.append(f"labels of checksum {crc32(bytes(bits(labels).cpu().numpy())):08x}")
             remedy = "give the same in every process: the whole mini-batch, and a share for each"
-            check_alike(lines, group, remedy, "comparing mini-batches")
+            check_alike(lines, self._asking, remedy, "comparing mini-batches")
             self._asked = True
 
     def _check_loss(self, batch: Batch, weights: Any) -> None:

@@ -236,8 +236,10 @@ def full_cost(
                 with torch.set_grad_enabled(forward.needs_graph):
                     outputs = map_leaves(detached, call())
             loss = loss_fn(outputs, to_device(targets, device))
-            each = None if known is None or summed else known.counts(targets)
-            part = each.sum() if each is not None else 1.0 if summed else float(samples)
+            part: float | Tensor = 1.0 if summed else float(samples)
+            if known is not None and not summed and isinstance(targets, Tensor):
+                each = known.counts(targets)
+                part = known.divisor(targets) if each is None else each.sum()
             total += weighted(loss.double(), part)
             divisor = 1.0 if summed else divisor + part
             if not is_torchs(loss_fn):

@@ -132,8 +132,7 @@ def check_optimizer(
         shapes = [str(tuple(p.shape)) for p in foreign]
         raise ValueError(
             f"the optimizer holds {len(foreign)} parameters that are not the model's (of shapes "
-            f"{_some(shapes)}), whose gradients are not averaged: make them part of the model, or "
-            "give them an optimizer of their own"
+            f"{_some(shapes)}), whose gradients are not averaged: make them part of the model"
         )
 
 
@@ -147,7 +146,7 @@ def check_hooks(names: Mapping[Tensor, str], expected: int) -> None:
             f"{_some(hooked)} have a hook of register_post_accumulate_grad_hook, which would see "
             "this process's or a micro-batch's part of a gradient, before it is averaged: remove "
             "it; to clip, use clip_grad_norm; to act on whole gradients, a step hook of the "
-            "optimizer and overlap=False"
+            "optimizer and overlap=False; if it is that of a DataParallel made before, close() that"
         )
 
 

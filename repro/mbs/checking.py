@@ -26,7 +26,7 @@ _ADVICE = (
     "sample; token_counts counts tokens); if it is a sum, normalization='none'; if it needs the "
     "mini-batch as a whole (a ratio, a root, pairs of samples), two_pass=True. What the loss "
     "knows of single samples (a teacher's outputs, weights of samples) belongs in targets. ",
-    "The loss is computed inside the model: with Hugging Face's models pass num_items_in_batch "
+    "If the model computes the loss: with Hugging Face's models pass num_items_in_batch "
     "among the inputs with normalization='none', or weights=token_counts(labels), shifted for a "
     "causal language model; with others compute it in loss_fn. ",
 )

@@ -68,6 +68,17 @@ class Batch:
             if array and self._kinds.get(path) == _SAMPLES:
                 yield path, leaf
 
+    def lists(self) -> Iterator[list[Any]]:
+        """Yield each list or tuple with an item for each sample."""
+        waiting: list[tuple[Path, Any]] = [(("inputs",), self.inputs), (("targets",), self.targets)]
+        for path, tree in waiting:
+            if (parts := parts_of(tree)) is None:
+                continue
+            if self._kinds.get(path) == _SAMPLES:
+                yield tree
+            else:
+                waiting += [((*path, key), child) for key, child in parts[0]]
+
     def num_splittable(self) -> int:
         """Number of parts of the inputs that are divided."""
         return sum(k == _SAMPLES and path[0] == "inputs" for path, k in self._kinds.items())

@@ -121,11 +121,13 @@ class KnownLoss:
                         f"label_smoothing counts them, but divides by 0; use two_pass=True"
                     )
             return sums
-        if even:
-            return None
+        return None if even else [self.divisor(part) for part in targets]
+
+    def divisor(self, targets: Tensor) -> float:
+        """The divisor of a mean where `counts` is None."""
         # Divided by rows (a row may hold probabilities of all classes), otherwise by elements.
         by_row = self._kind in (*_CLASS_MEANS, *_ROW_MEANS) or self.reduction == "batchmean"
-        return [float(len(part) if by_row else part.numel()) for part in targets]
+        return float(len(targets) if by_row else targets.numel())
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse operands that torch would broadcast over samples."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro.measure.batches import Batch
+from repro.measure.batches import Batch, leaves_of
 
 _COMPARED = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -28,6 +28,8 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
     """
     number = batch.num_samples
     score = np.zeros(number)
+    for rows in map(_rows, batch.lists()):
+        score += 1e3 * rows.numpy()
     for path, whole in _strided(batch):
         target, few = _is_target(path), whole.numel() <= _FEW
         whole_numbers = not whole.is_floating_point()
@@ -153,6 +155,14 @@ def _strided(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
             leaf = torch.from_numpy(leaf)
         if leaf.layout is torch.strided and not leaf.is_complex():
             yield path, leaf if leaf.dtype in _COMPARED else leaf.float()
+    for number, items in enumerate(batch.lists()):
+        yield ("targets", None, number), _rows(items)
+
+
+def _rows(items: Iterable[Any]) -> Tensor:
+    """The rows of tensors of each sample in a list, such as its boxes, which a loss may count."""
+    tensors = ([x for x in leaves_of(item) if getattr(x, "shape", ())] for item in items)
+    return torch.tensor([sum(map(len, each)) for each in tensors])
 
 
 def _is_label(path: Any, values: Tensor) -> bool:

@@ -378,6 +378,14 @@ class TestCostsOfLosses:
         with pytest.raises(LossCheckError, match=r"full_cost adds up mini-batches by"):
             full_cost(nn.Linear(3, 3), (x, y), 8, loss_fn=loss)
 
+    def test_of_mini_batches_of_unequal_lengths_are_the_mean_over_all_elements(self):
+        torch.manual_seed(0)
+        batches = [tuple(s * torch.randn(2, 4, t, 3)) for t, s in ((2, 0.3), (40, 2.0), (5, 1.0))]
+        model = nn.Linear(3, 3)
+        errors = [(model(x) - y).detach().square().flatten() for x, y in batches]
+        wanted = float(torch.cat(errors).mean())
+        assert full_cost(model, batches, 4, loss_fn=F.mse_loss) == pytest.approx(wanted)
+
     def test_of_a_list_of_targets_for_each_sample(self):
         x, boxes = torch.randn(24, 8), [torch.randn(6, 4) for _ in range(24)]
         loss = lambda o, t: (o[:, :4] - torch.stack(t).mean(1)).square().mean()  # noqa: E731

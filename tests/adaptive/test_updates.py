@@ -755,14 +755,20 @@ def refused_by_one(rank):
     return errors, weights_of(model)
 
 
-def failed_by_one(method, rank):
+ONES_ERRORS = {"loss": "TypeError", "targets": "BatchSizeMismatchError"}
+
+
+def failed_by_one(method, how, rank):
     """An error in one process alone, which goes on with the next mini-batch."""
     model, errors = make(0, Small), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     parallel = parallel_of(model, optimizer, method, timeout_s=3, check="off")
     for number in range(3):
-        parallel.loss_fn = None if rank and number == 1 else F.cross_entropy
-        errors.append(error_of(parallel.step, *batch(number)))
+        x, y = batch(number)
+        failing = rank and number == 1
+        parallel.loss_fn = None if failing and how == "loss" else F.cross_entropy
+        y = y[:-1] if failing and how == "targets" else y
+        errors.append(error_of(parallel.step, x, y))
     error_of(parallel.close)
     return errors
 
@@ -945,7 +951,8 @@ def todo(rank):
     for name in UNEVEN:
         yield ("uneven", name), partial(checked, name)
     for method in TWO:
-        yield (method, "failed by one"), partial(failed_by_one, method, rank)
+        for how in ONES_ERRORS:
+            yield (method, "failed by one", how), partial(failed_by_one, method, how, rank)
     yield "refused by one", partial(refused_by_one, rank)
     yield "compared by one", partial(compared_by_one, rank)
 
@@ -1130,9 +1137,10 @@ def test_a_loss_that_one_process_refuses_is_refused_in_all(both):
 
 
 @pytest.mark.parametrize("method", TWO)
-def test_a_process_that_goes_on_after_an_error_of_its_own_is_an_error_in_all(both, method):
-    one, other = answers(both, method, "failed by one")
-    assert other[1][0] == "TypeError" and one[2][0] == other[2][0] == "PeerError"
+@pytest.mark.parametrize("how", ONES_ERRORS)
+def test_a_process_that_goes_on_after_an_error_of_its_own_is_an_error_in_all(both, method, how):
+    one, other = answers(both, method, "failed by one", how)
+    assert other[1][0] == ONES_ERRORS[how] and one[2][0] == other[2][0] == "PeerError"
 
 
 def test_a_check_that_one_process_cannot_make_is_made_again_in_all(both):

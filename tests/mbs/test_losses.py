@@ -343,6 +343,18 @@ def test_the_first_unlike_weights_are_checked():
         streamer.backward(X, {"labels": LABELS, "weights": torch.linspace(0.1, 2, N)})
 
 
+@pytest.mark.parametrize("first", [(1,) * 8, (1, 2, 1, 2, 2, 3, 2, 1)])  # of boxes in each image
+def test_a_mean_over_boxes_is_refused_once_samples_have_unequally_many(first):
+    def loss_fn(outputs, boxes):
+        of = torch.tensor([n for n, own in enumerate(boxes) for _ in own["labels"]])
+        return F.cross_entropy(outputs[of], torch.cat([own["labels"] for own in boxes]))
+
+    streamer = MicroBatchStreamer(make_model(), loss_fn, 4)
+    with pytest.raises(LossCheckError):
+        for counts in (first, (1, 1, 1, 1, 1, 2, 1, 1)):
+            streamer.backward(X[:8], [{"labels": torch.ones(n).long()} for n in counts])
+
+
 def test_the_first_zero_of_a_mask_among_the_inputs_is_checked():
     inner = make_model()
 
