@@ -43,13 +43,11 @@ class Results:
 
     Attributes:
         places: Where the records come from, as phrases, most records first.
-        parts: Of an artefact that sums up others, the results of each, by name.
         gpu: A GPU's records of some of the runs, where others are shown; None where there are none.
     """
 
     places: Sequence[str] = ()
     gpu: "Results | None" = None
-    parts: "Mapping[str, Results]" = {}  # noqa: RUF012 (never changed in place)
 
     def __init__(
         self,
@@ -129,8 +127,7 @@ class Results:
     def signature(self, said: str) -> str:
         """Return the line in a figure that names devices, profile, data and n of these records.
 
-        Args:
-            said: Its caption, of which the `MARKS` are repeated.
+        It repeats the `MARKS` that its caption has, `said`.
         """
         records = self.records
         parts = [f"Ours: {devices(records)}", f"profile {self.profile}"]
@@ -280,7 +277,6 @@ def find_source(
     """Find records of a paper.
 
     Args:
-        paper: The paper.
         profile: Only this one, `long` with `quick` for artefacts that it does not run; else the
             best of each artefact.
         device: ``local``, or a folder under ``results/reference``; by default all of them.
@@ -364,7 +360,6 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
     """Return the results of several artefacts as one, under their most thorough profile."""
     profile = max((part.profile for part in parts.values()), key=COMPUTING_PROFILES.index)
     whole = Results([], (), [], profile=profile)
-    whole.parts = {artefact.name: part for artefact, part in parts.items()}
     for part in parts.values():
         whole.expected += part.expected
         whole.records += part.records

@@ -20,7 +20,7 @@ from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
 from repro.plots import legend_below, log_ticks, styles
 from repro.records import Record
-from repro.report import Summary
+from repro.report import summary
 
 BEST: dict[str, int] = {task: PAPER[task]["best"]["batch"] for task in TASKS}
 
@@ -63,7 +63,7 @@ def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "B, paper": size,
                 "B": read.batch_of(records),
                 "accuracy or PSNR, paper": paper.get(size),
-                "accuracy or PSNR": Summary.of(metric).text(),
+                "accuracy or PSNR": summary(metric),
                 "θ peaks in epoch, paper": read.span(own["peak"]) if size in peaks else None,
                 "θ peaks in epoch": read.span(first_peaks(results, records)),
                 "n": len(records),

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, PROCESSES, Chosen, Config, Run, paper_toml, reported
+from repro.experiments.design import LONG, PROCESSES, Chosen, Config, Run, paper_toml
 
-PAPER = reported("adaptive")
-_DATA: dict[str, Any] = paper_toml("adaptive")
-PROFILES, OPTIMIZERS = _DATA["profiles"], _DATA["optimizers"]
+_TOML = paper_toml("adaptive")
+PAPER, PROFILES, OPTIMIZERS = _TOML["reported"], _TOML["profiles"], _TOML["optimizers"]
 CIFAR, DIV2K, PHANTOM = TASKS = ("CIFAR", "DIV2K", "Phantom")
 METRIC = {CIFAR: "accuracy", DIV2K: "psnr", PHANTOM: "psnr"}  # that is to be high
 STRATEGIES = ("best", "linear", "scheduled", "theta")

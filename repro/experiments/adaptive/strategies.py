@@ -21,7 +21,7 @@ from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun
 from repro.experiments.query import Results
 from repro.plots import HOLLOW, legend_below, log_ticks
 from repro.records import Record
-from repro.report import Summary
+from repro.report import summary
 
 # The proposed method with K found, with the paper's K, and with a decay where the cost saturates.
 PROPOSED = ("theta", GIVEN, DECAY)
@@ -55,7 +55,7 @@ def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict
         row = {
             "strategy": name_of(strategy),
             f"{read.HEADING[task]}, paper": read.printed(paper),
-            read.HEADING[task]: Summary.of(metric).text(),
+            read.HEADING[task]: summary(metric),
             f"over {other.partition('_')[0]}": str(gap) if isinstance(gap, Estimate) else None,
             "n": f"{len(records)}, {lost} diverged" if lost else len(records),
         }
@@ -63,7 +63,7 @@ def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict
             made = read.span([record.metrics["completed"] for record in records])
             unmet = " (rule not met)" * (not all(r.metrics["stopped"] for r in records))
             best = [max(record.metrics[runs.METRIC[task]]) for record in records]
-            row |= {"at the best epoch": Summary.of(best).text() if best else None}
+            row |= {"at the best epoch": summary(best) if best else None}
             row |= {"epochs, paper": paper.get("epochs"), "epochs": made and made + unmet}
         yield row | {
             "updates": read.span(read.updates_of(records)),
@@ -76,7 +76,7 @@ def decay_table(results: Results) -> Iterator[dict[str, Any]]:
     """Figure 3 in numbers: θ at the end over θ at the first decay of the rate."""
     for strategy, name in NAMES.items():
         if factors := rises(results, strategy):
-            text = Summary.of(factors).text(3)
+            text = summary(factors, 3)
             yield {"strategy": name, "θ rises by the factor": text, "n": len(factors)}
 
 

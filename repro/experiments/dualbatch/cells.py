@@ -15,7 +15,7 @@ from repro.experiments.dualbatch import runs
 from repro.experiments.judge import BySeed, Cases, Cell, Estimate, difference, or_none
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import DASH, Summary
+from repro.report import DASH, summary
 
 Records = Sequence[Record]
 
@@ -83,9 +83,9 @@ def outcome(results: Results, line: Line) -> dict[str, Any]:
     cells = {
         "B_S": ", ".join(small) or DASH,  # one for each resolution
         "loss, paper": f"{line.paper['loss']:.3f}",
-        "loss": Summary.of(final(results, line.records, "test_loss")).text(3),
+        "loss": summary(final(results, line.records, "test_loss"), 3),
         "accuracy, paper (%)": f"{line.paper['accuracy']:.1f}",
-        "accuracy (%)": Summary.of(accuracy).text(),
+        "accuracy (%)": summary(accuracy),
         "n": len(accuracy),
     }
     if line.base:

@@ -12,7 +12,7 @@ from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PUBLISHED, ROLES, t
 from repro.experiments.query import Results
 from repro.experiments.view import panel, stand_ins
 from repro.records import Record
-from repro.report import Summary
+from repro.report import summary
 
 WAYS = ("without", "with")
 _NAMES = {
@@ -85,7 +85,7 @@ def check(
 def result(records: Sequence[Record], values: Sequence[float]) -> str:
     """Return the mean over seeds, or how the runs ended where none was trained."""
     if values or not records:
-        return Summary.of(values).text() if values else "not run"
+        return summary(values) if values else "not run"
     return {"ok": "1 step fits"}.get(status := records[0].status, status.replace("_", " "))
 
 

@@ -16,7 +16,7 @@ from repro.experiments.mbs import cells, runs
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PAPER, ROLES, paper_rows
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
-from repro.report import Summary, mean_std
+from repro.report import mean_std, summary
 
 MIB = 2**20
 ROLES_1 = ("ResNet-50", "U-Net")  # of Table 1
@@ -271,7 +271,7 @@ def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
             "paper (%)": mean_std(row.get(way)),
             "ours (%)": cells.result(records, values),
             "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
-            "ours (s/epoch)": seconds and Summary.of(seconds).text(),
+            "ours (s/epoch)": seconds and summary(seconds),
             "n": len(values) or len(records),
             "ours, gain (points)": gained,
             "ours, time (ratio)": longer,
