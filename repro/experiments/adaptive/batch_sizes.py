@@ -102,7 +102,7 @@ def over_best(results: Results, kept: bool) -> Cases:
         found = read.over(results, DIV2K, *pair.values())
         ours = {size: read.batch_of(records) for size, records in pair.items()}
         sized = [f"{own}" if own == size else f"{own} (for {size})" for size, own in ours.items()]
-        return replace(found, label=f"B = {' over '.join(sized)}")
+        return found.named(f"B = {' over '.join(sized)}")
 
     return judge.cases(sizes, gap)
 
@@ -121,7 +121,7 @@ def slower(results: Results) -> Cases:
 
     epochs = {read.batch_of(own): results.cell(own, first) for own in trainings}
     label = f"epochs to {common:.1f} dB where the batch doubles"
-    return {"epochs": replace(trend(epochs), label=label)}
+    return {"epochs": trend(epochs).named(label)}
 
 
 def same_cost(results: Results) -> Cases:
@@ -143,7 +143,7 @@ def same_cost(results: Results) -> Cases:
 
     def compared(name: str) -> Estimate:
         gap = judge.difference(cost(sizes[name]), cost(best), "of the fall", digits=3)
-        return replace(gap, label=f"{name} over {best}")
+        return gap.named(f"{name} over {best}")
 
     sizes = {f"B = {size}": size for size in PAPER[CIFAR]["figure2"] if size != best}
     return judge.cases(sizes, compared)
@@ -162,7 +162,7 @@ def sharpness(results: Results) -> Cases:
             a, b, theta = b, a, replace(theta, mean=-theta.mean)
         accuracy = read.over(results, CIFAR, trainings[a], trainings[b])
         if theta.interval()[0] > 0:
-            return replace(accuracy, label=f"accuracy of B = {a}, where θ is higher, over {b}")
+            return accuracy.named(f"accuracy of B = {a}, where θ is higher, over {b}")
         label, note = f"accuracy of B = {a} over {b}", "seeds do not tell which θ is higher"
         return replace(accuracy, error=math.nan, dof=math.nan, label=label, note=note)
 
@@ -193,7 +193,7 @@ def later_peak(results: Results, task: str) -> Estimate:
         # An earlier peak than the first epoch's is not seen, so neither is its order.
         estimate = judge.unsure(1.0, log=True)
     note = f"left out: {'; '.join(left_out)}" if left_out else ""
-    return replace(estimate, label=f"{task}: a doubling of the batch", note=note)
+    return estimate.named(f"{task}: a doubling of the batch", note)
 
 
 def rises_first(results: Results, task: str) -> Estimate:
@@ -208,7 +208,7 @@ def rises_first(results: Results, task: str) -> Estimate:
         return theta[1] / theta[0]
 
     rises = judge.mean_of(results.cell(records, rise), log=True, trials="seeds")
-    return replace(rises, label=f"{task}: θ after the second epoch over that after the first")
+    return rises.named(f"{task}: θ after the second epoch over that after the first")
 
 
 def interval(results: Results, tasks: Sequence[str]) -> Cases:
@@ -338,7 +338,7 @@ def keeps_accuracy(results: Results) -> Cases:
         trainings = {read.batch_of(own): own for own in read.by_size(results, task).values()}
         own, smallest = sizes[task]
         gap = read.over(results, task, trainings.get(own, []), trainings.get(smallest, []))
-        return replace(gap, label=f"{task}: B = {own} over {smallest}")
+        return gap.named(f"{task}: B = {own} over {smallest}")
 
     return judge.cases(larger, compared)
 

@@ -5,7 +5,6 @@ data that stand in for the paper's.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from repro import plots
@@ -140,7 +139,7 @@ def artefact(
 def _with_colons(numbers: Callable[[Results], Cases]) -> Callable[[Results], Cases]:
     """Put a colon behind the labels of a claim's cases, which end in numbers."""
     return lambda results: {
-        name: replace(case, label=f"{case.label or name}:") if isinstance(case, Estimate) else case
+        name: case.named(f"{case.label or name}:") if isinstance(case, Estimate) else case
         for name, case in numbers(results).items()
     }
 

@@ -1,7 +1,6 @@
 """Does a smaller batch end in a flatter minimum? (sections 2.1 and 2.2, Figure 1)"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -92,7 +91,7 @@ def over(results: Results, first: str, second: str, measures: Mapping[str, Read]
             for kind in (first, second)
         )
         label = f"{name}, " * (len(measures) > 1) + f"{first} over {second}"
-        return replace(difference(ours, other, digits=3), label=label)
+        return difference(ours, other, digits=3).named(label)
 
     return cases(measures, of)
 

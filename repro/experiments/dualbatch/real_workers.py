@@ -90,7 +90,7 @@ def cycled(results: Results, role: str) -> Estimate:
     dual = [sum(epochs) * turn[-1] for turn in turns]
     sides = [f"{n} at {k['resolution']} px" for n, k in zip(epochs, kinds, strict=True)]
     label = f"{' + '.join(sides)} for {sum(epochs)} epochs, two real workers"
-    return replace(time_ratio(results, hybrid, dual), label=label)
+    return time_ratio(results, hybrid, dual).named(label)
 
 
 # A plan for times measured here.

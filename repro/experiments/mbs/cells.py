@@ -49,7 +49,7 @@ def in_points(records: Sequence[Record], first: BySeed, second: BySeed) -> Estim
     tested = [r.config["test_samples"] for r in records if r.config["role"] in CLASSIFIERS]
     image = 100 / min((count or math.inf for count in tested), default=math.inf)
     found = difference(first, second, "points", resolution=image)
-    return replace(found, label=ran_as(records[0].config["role"], records))
+    return found.named(ran_as(records[0].config["role"], records))
 
 
 def gap(results: Results, first: Sequence[Record], second: Sequence[Record]) -> Estimate:

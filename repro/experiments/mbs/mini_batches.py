@@ -173,7 +173,7 @@ def epoch_ratio(results: Results, case: str) -> Estimate:
         found = paired_ratio(*both, 3, trials=trials)
     else:
         found = judge.ratio(*both, 3)
-    return replace(found, label=f"{cells.ran_as(role, results.records)}, {size}")
+    return found.named(f"{cells.ran_as(role, results.records)}, {size}")
 
 
 def halved_step_ratio(results: Results, role: str) -> Estimate:
@@ -181,8 +181,7 @@ def halved_step_ratio(results: Results, role: str) -> Estimate:
     record = results.measured("overhead", role=role)
     halved, undivided = (record.timings[way]["samples_s"] for way in ("halved", "undivided"))
     trials = "processes" if len(results.ok("overhead", role=role)) > 1 else "rounds"
-    found = paired_ratio(halved, undivided, 3, trials=trials)
-    return replace(found, label=cells.ran_as(role, [record]))
+    return paired_ratio(halved, undivided, 3, trials=trials).named(cells.ran_as(role, [record]))
 
 
 def epoch_time(results: Results, roles: Sequence[str]) -> Cases:

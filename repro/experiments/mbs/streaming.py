@@ -1,7 +1,6 @@
 """Do copies and reading hide behind computation? (Figure 2, section 4.3.3)"""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -84,7 +83,7 @@ def overlap(results: Results) -> Cases:
         raise NotRun("a CPU has no copy engine; needs a GPU")
     shares = [100 * share for share in hidden_shares(record.metrics["spans"])]
     hidden = mean_of(shares, unit="% of a copy's time", trials="micro-batches")
-    return {"ResNet-50": replace(hidden, label=f"{ran_as('ResNet-50', [record])}: hidden")}
+    return {"ResNet-50": hidden.named(f"{ran_as('ResNet-50', [record])}: hidden")}
 
 
 FIGURE2 = artefact(

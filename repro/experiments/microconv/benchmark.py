@@ -6,7 +6,6 @@ I to IV and VI: I, II and VI are of the records of both figures, IV of DeepBench
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -74,7 +73,7 @@ def measured_gain(
     every = layers(results, precision)["row"]
     forms = [row[form] | row for row in every for form in ("undivided", "divided") if form in row]
     mean = measured.compared(math.log(rows[over].mean()), weight, forms)
-    return replace(mean, label=f"mean of {len(rows)} layers")
+    return mean.named(f"mean of {len(rows)} layers")
 
 
 def table(results: Results) -> Iterator[dict[str, Any]]:
@@ -115,7 +114,7 @@ def pseudo_half_most(results: Results) -> Cases:
     pseudo = len(half) - int(half.sum())
     share = 100 * pseudo / len(half)
     label = f"{pseudo} of {len(half)} layers, {share:.0f} %; over a half:"
-    return {"all": replace(deterministic(share - 50, unit="points", digits=1), label=label)}
+    return {"all": deterministic(share - 50, unit="points", digits=1).named(label)}
 
 
 FIGURE8 = runs.artefact(

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of, ratio
@@ -58,7 +57,7 @@ def power_of_two_saves(results: Results) -> Cases:
     how = f"at a mini-batch of {every.config['batch']}, each tuned once"
     how += f" in each of {len(ours)} processes" if len(ours) > 1 else ""
     taken = ratio(ours, theirs, trials="processes")
-    return {"AlexNet": replace(taken, label="powerOfTwo over all", note=f"{counts} {how}")}
+    return {"AlexNet": taken.named("powerOfTwo over all", f"{counts} {how}")}
 
 
 def _over_paper(results: Results, name: str) -> Estimate:
@@ -71,7 +70,7 @@ def _over_paper(results: Results, name: str) -> Estimate:
         label = f"its own {variables} variables, {taken} of {total} MiB taken ({name})"
     samples = [1e3 * s / PAPER_MS[name] for s in record.timings[name]["samples_s"]]
     over = mean_of(samples, log=True, trials="rounds")
-    return replace(over, label=f"{label}, over {PAPER_MS[name]} ms:")
+    return over.named(f"{label}, over {PAPER_MS[name]} ms:")
 
 
 def solver_resnet152(results: Results) -> Cases:

@@ -201,7 +201,7 @@ def together_wins(results: Results) -> Cases:
 
     def gain(name: str) -> Estimate:
         gap = replace(less(results, name, best), candidates=len(runs.TOGETHER))
-        return replace(gap, label=f"{STRATEGIES[name]} less {STRATEGIES[best]}")
+        return gap.named(f"{STRATEGIES[name]} less {STRATEGIES[best]}")
 
     return cases(runs.TOGETHER, gain)
 
