@@ -152,8 +152,6 @@ def same_cost(results: Results) -> Cases:
 def sharpness(results: Results) -> Cases:
     """Accuracies of every two batch sizes, that with the higher θ first, if seeds tell which."""
     trainings = read.by_size(results, CIFAR)
-    if len(trainings) < 2:
-        raise NotRun("no records")
 
     def compared(a: int, b: int) -> Estimate:
         first, second = (read.final(results, trainings[n], "theta") for n in (a, b))
@@ -230,7 +228,6 @@ def interval(results: Results, tasks: Sequence[str]) -> Cases:
 
 
 def _peaks(tasks: Sequence[str]) -> dict[str, Callable[[Results], Cases]]:
-    """The claims on θ's peak, of some tasks."""
     return {
         "later_peak": lambda results: judge.cases(tasks, partial(later_peak, results)),
         "rises_first": lambda results: judge.cases(tasks, partial(rises_first, results)),

@@ -19,16 +19,7 @@ STRATEGIES = ("best", "linear", "scheduled", "theta")
 GIVEN, DECAY = "given", "decay"
 # Section III-E's SGD; and ours, not the paper's: the batch size by the noise scale.
 MORE = ("large", "noise")
-NAMES = {
-    "best": "best fixed batch",
-    "linear": "linear scaling",
-    "scheduled": "fixed rate, adaptive batch",
-    "theta": "θ-adaptive",
-    GIVEN: "θ-adaptive, paper's K",
-    DECAY: "θ-adaptive, decay on saturation",
-    "large": "SGD, large batch",
-    "noise": "noise scale",
-}
+NAMES: dict[str, str] = _TOML["names"]
 LAYERWISE = {"LARS": 1.0, "LAMB": 0.01}  # factors of SGD's rates
 TRAININGS, FIRST_EPOCHS = ("train", "variant"), "first_epochs"  # experiments
 AVERAGING = ("allreduce", "all_to_all", "reduce_scatter")

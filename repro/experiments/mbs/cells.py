@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from repro.experiments import design
+from repro.experiments.design import paper_toml
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, or_none
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PUBLISHED, ROLES, task_of
 from repro.experiments.query import Results
@@ -15,11 +16,7 @@ from repro.records import Record
 from repro.report import summary
 
 WAYS = ("without", "with")
-_NAMES = {
-    "resnet_cifar": "ResNet-{depth}",
-    "amoebanet_d": "AmoebaNet-D of {num_layers} layers",
-    "unet": "U-Net of width {width}",
-}
+_NAMES: dict[str, str] = paper_toml("mbs")["networks"]
 _LIMITED = ("train", "size", "step")  # experiments that keep to a memory limit
 _DATA = {"segmentation": "Carvana", "classification": "Flowers-102"}  # the paper's
 
