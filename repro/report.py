@@ -10,7 +10,7 @@ import html
 import io
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,12 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | N
     cells = cells_of(rows, columns)
     lines = [cells, ["---"] * len(cells), *zip(*cells.values(), strict=True)]
     return "\n".join(f"|{'|'.join(map(markdown, line))}|" for line in lines)
+
+
+def span(values: Collection[float]) -> str | None:
+    """Return counts as one number or as their range; None of none."""
+    ends = dict.fromkeys(f"{value:,.0f}" for value in (min(values), max(values))) if values else ()
+    return " to ".join(ends) or None
 
 
 def mean_std(pair: Sequence[float] | None) -> str:

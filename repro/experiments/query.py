@@ -7,7 +7,7 @@ own hides no reference of another run.
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from repro.experiments.design import (
 )
 from repro.experiments.judge import BySeed, NotRun
 from repro.records import Record, RecordStore, identity, local_store, reference_stores
+from repro.report import span
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,7 +136,7 @@ class Results:
         trained = [record for record in records if isinstance(record.config.get("epochs"), int)]
         if trained:
             most = "at most " * any(record.config.get("stop") for record in trained)
-            parts.append(f"{most}{_span({record.config['epochs'] for record in trained})} epochs")
+            parts.append(f"{most}{span({record.config['epochs'] for record in trained})} epochs")
         # Runs planned once, such as those that run out of memory, do not count, nor do extra seeds.
         once = {
             run.identity(seed)
@@ -148,17 +149,13 @@ class Results:
         ).values()
         # A measurement that starts its processes itself has a list of samples from each.
         own = [len(samples) for r in repeated if (samples := r.metrics.get("samples_s"))]
-        parts.append(f"n = {_span(own if max(own, default=0) > max(counts) else counts)}")
+        parts.append(f"n = {span(own if max(own, default=0) > max(counts) else counts)}")
         return " · ".join([*parts, *(word for word in MARKS if word in said)])
 
     @property
     def missing(self) -> int:
         """How many runs have no record."""
         return len(self.expected) - len(self.records)
-
-
-def _span(numbers: Collection[int]) -> str:
-    return " to ".join(dict.fromkeys(f"{number:,}" for number in (min(numbers), max(numbers))))
 
 
 def device_name(record: Record) -> str:

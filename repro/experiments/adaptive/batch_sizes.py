@@ -20,7 +20,7 @@ from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
 from repro.plots import legend_below, log_ticks, styles
 from repro.records import Record
-from repro.report import summary
+from repro.report import span, summary
 
 BEST: dict[str, int] = {task: PAPER[task]["best"]["batch"] for task in TASKS}
 
@@ -64,8 +64,8 @@ def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "B": read.batch_of(records),
                 "accuracy or PSNR, paper": paper.get(size),
                 "accuracy or PSNR": summary(metric),
-                "θ peaks in epoch, paper": read.span(own["peak"]) if size in peaks else None,
-                "θ peaks in epoch": read.span(first_peaks(results, records)),
+                "θ peaks in epoch, paper": span(own["peak"]) if size in peaks else None,
+                "θ peaks in epoch": span(first_peaks(results, records)),
                 "n": len(records),
             }
 
@@ -310,7 +310,7 @@ def norms_table(results: Results) -> Iterator[dict[str, Any]]:
                 "after epochs": epochs,
                 "‖∇w‖ by batch size": ", ".join(f"{n}: {np.mean(v):.3g}" for n, v in norms.items()),
                 "B_s, paper, at scale": round(paper["theta"]["batch"] * scale),
-                "B_s": read.span(stable),
+                "B_s": span(stable),
                 "n": len(stable),
             }
 

@@ -20,7 +20,7 @@ from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun
 from repro.experiments.query import Results
 from repro.plots import HOLLOW, legend_below, log_ticks
 from repro.records import Record
-from repro.report import summary
+from repro.report import span, summary
 
 # The proposed method with K found, with the paper's K, and with a decay where the cost saturates.
 PROPOSED = ("theta", GIVEN, DECAY)
@@ -59,14 +59,14 @@ def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict
             "n": f"{len(records)}, {lost} diverged" if lost else len(records),
         }
         if task != CIFAR:  # a rule ends the trainings
-            made = read.span([record.metrics["completed"] for record in records])
+            made = span([record.metrics["completed"] for record in records])
             unmet = " (rule not met)" * (not all(r.metrics["stopped"] for r in records))
             best = [max(record.metrics[runs.METRIC[task]]) for record in records]
             row |= {"at the best epoch": summary(best) if best else None}
             row |= {"epochs, paper": paper.get("epochs"), "epochs": made and made + unmet}
         yield row | {
-            "updates": read.span(read.updates_of(records)),
-            "K": read.span([k for record in records if (k := record.metrics["interval"][-1])]),
+            "updates": span(read.updates_of(records)),
+            "K": span([k for record in records if (k := record.metrics["interval"][-1])]),
             "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages),
         }
 
