@@ -156,7 +156,6 @@ def against_mini_batch(
     panels: Mapping[str, Mapping[str, Mapping[str, Sequence[Bounds]]]],
     refused: Mapping[str, Collection[float]],
     neutral: Mapping[str, float],
-    style: Mapping[str, str],
 ) -> Figure:
     """Draw the effect of the mini-batch size, the paper's values hollow beside ours.
 
@@ -167,9 +166,8 @@ def against_mini_batch(
         refused: By column, the sizes that ran out of memory without streaming; shaded
             from the smallest on.
         neutral: By quantity, the value of the baseline, marked by a line.
-        style: Colour and marker of ours.
     """
-    quantities = list(neutral)
+    quantities, (_, style) = list(neutral), styles(("without MBS", "with MBS")).values()
     labels = ("paper, with MBS", "ours, with MBS, 95 % interval")
     line = "without MBS, the largest that fits"
     width = max(6.5, 3.5 * len(panels))

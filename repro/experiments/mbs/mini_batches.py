@@ -302,8 +302,7 @@ def figure_4_5(results: Results, name: str) -> Any:
         }
         undivided_runs = _beyond(results, role, False)
         refused[title] = {n for n, status in undivided_runs if status == "out_of_memory"}
-    neutral, style = {better: 0.0, longer: 1.0}, plots.styles(("without MBS", "with MBS"))
-    return plots.against_mini_batch(panels, refused, neutral, style["with MBS"])
+    return plots.against_mini_batch(panels, refused, {better: 0.0, longer: 1.0})
 
 
 def _artefact(name: str, roles: Sequence[str], **further: Callable[[Results], Cases]) -> Artefact:
