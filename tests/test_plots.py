@@ -14,7 +14,6 @@ CURVES = {
     "ResNet-50": {"without": [ONE, {"loss": [2.2, 1.4], "accuracy": [30.0, 40.0]}], "with": []},
     "U-Net": {"without": [ONE], "with": [{"loss": [2.1, 1.1], "accuracy": [11.0, 21.0]}]},
 }
-STYLES = plots.styles(("without", "with"))
 NEUTRAL = {"gain (points)": 0.0, "time (ratio)": 1.0}
 SIZES = {
     "ResNet-50": {

@@ -111,7 +111,7 @@ def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
 def test_gains_and_costs_are_ratios_and_accuracy_is_a_difference(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.story_of(source.paper)
-    row = {"label": "time", "claim": "table5.overhead_halved", "kind": "costs"}
+    row = {"label": "time", "claim": "table5.overhead_halved", "kind": "costs", "paper": 1.5}
     told.effects = [row, row | {"inverse": True}]
     monkeypatch.setattr(story, "story_of", lambda paper: told)
     (_, (_, *plain)), (_, (_, *inverse)) = story.effects_of(source)
