@@ -167,7 +167,7 @@ def against_mini_batch(
             from the smallest on.
         neutral: By quantity, the value of the baseline, marked by a line.
     """
-    quantities, (_, style) = list(neutral), styles(("without MBS", "with MBS")).values()
+    quantities, style = list(neutral), styles(("without MBS", "with MBS"))["with MBS"]
     labels = ("paper, with MBS", "ours, with MBS, 95 % interval")
     line = "without MBS, the largest that fits"
     width = max(6.5, 3.5 * len(panels))
