@@ -415,9 +415,9 @@ def notebooks(
             _refuse("profile view computes nothing", **ignored)
     failures = 0
     for path in chosen:
-        outcome = runner.refresh(path) if refresh else runner.execute(path, given)
-        typer.echo(outcome.text)
-        failures += outcome.failed
+        said, failed = runner.refresh(path) if refresh else runner.execute(path, given)
+        typer.echo(said)
+        failures += failed
     raise typer.Exit(1 if failures else 0)
 
 

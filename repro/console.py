@@ -22,12 +22,8 @@ _OF_PATHLIB = ("Symlink loop", "Could not determine home directory")
 def carry_out(command: Callable[[], int], program: str) -> int:
     """Run a command and return the exit code of its process: 2 for bad input, 130 for Ctrl-C.
 
-    Args:
-        command: Returns the exit code.
-        program: Its name, for the advice on wrong options.
-
-    Raises:
-        Exception: A defect of this package, to be shown with its traceback.
+    The advice on wrong options names the `program`. A defect of this package is raised, to be shown
+    with its traceback.
     """
     _use_utf8()
     with noting_interrupts() as interrupted:

@@ -5,7 +5,7 @@ import itertools
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from repro import paths
 from repro.experiments import arguments
@@ -21,18 +21,10 @@ QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-class Outcome(NamedTuple):
-    """The result of one notebook."""
-
-    text: str
-    failed: bool = False
-
-
 def find(names: Sequence[str]) -> list[Path]:
     """Return the paths of notebooks by name; without a name, of all notebooks.
 
-    Raises:
-        UsageError: There is no notebook of that name, or one is damaged.
+    `UsageError` where there is no notebook of that name, or one is damaged.
     """
     known = {path.stem: path for path in sorted(FOLDER.glob("[0-9]*.ipynb"))}
     for name in names:
@@ -52,11 +44,7 @@ def find(names: Sequence[str]) -> list[Path]:
 
 
 def parse_parameter(text: str) -> tuple[str, str]:
-    """Read ``NAME=VALUE``.
-
-    Raises:
-        UsageError: There is no equals sign.
-    """
+    """Read ``NAME=VALUE``; `UsageError` where it is not of this form."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise UsageError(f"parameter {text!r} is not of the form NAME=VALUE, such as seeds=0,5,7")
@@ -66,9 +54,8 @@ def parse_parameter(text: str) -> tuple[str, str]:
 def check(chosen: Sequence[Path], parameters: Mapping[str, str]) -> None:
     """Refuse parameters that a notebook does not have or cannot use, before any of them runs.
 
-    Raises:
-        UsageError: A parameter is unknown or not one of its choices; or papermill is not installed.
-        RecordError: The executed notebooks cannot be written.
+    `UsageError` where one is unknown or not one of its choices, or papermill is not installed;
+    `RecordError` where the executed notebooks cannot be written.
     """
     papermill = _papermill()
     for path, name in itertools.product(chosen, parameters):
@@ -139,8 +126,11 @@ def _write(notebook: Any, path: Path) -> None:
         nbformat.write(notebook, temporary)
 
 
-def execute(path: Path, parameters: Mapping[str, str]) -> Outcome:
-    """Run a notebook with parameters (see `check`), and save it and an HTML copy as results."""
+def execute(path: Path, parameters: Mapping[str, str]) -> tuple[str, bool]:
+    """Run a notebook with parameters (see `check`), and save it and an HTML copy as results.
+
+    Returns a line on it, and whether it failed.
+    """
     if parameters.get("data"):
         parameters = {**parameters, "data": str(paths.data_roots(parameters["data"])[0])}
     executed, failure = _run(path, parameters)
@@ -152,19 +142,17 @@ def execute(path: Path, parameters: Mapping[str, str]) -> Outcome:
     with replacing(target.with_suffix(".html")) as temporary:
         temporary.write_text(HTMLExporter().from_notebook_node(executed)[0], encoding="utf-8")
     if failure is not None:
-        return Outcome(f"{path.stem}: FAILED, {failure}; see {target}", True)
-    return Outcome(f"{path.stem}: done, {target.with_suffix('.html')}")
+        return f"{path.stem}: FAILED, {failure}; see {target}", True
+    return f"{path.stem}: done, {target.with_suffix('.html')}", False
 
 
-def refresh(path: Path) -> Outcome:
+def refresh(path: Path) -> tuple[str, bool]:
     """Run a notebook unchanged, on the reference records, and save its outputs in place.
 
     Its cell tagged ``opening`` is written anew from these records, and the method's diagram from
     ``docs/diagrams``. Outputs that differ between runs without meaning are left out: times,
-    widgets, which exist only in a kernel, and the error stream.
-
-    Raises:
-        UsageError: The notebooks belong to an installed package.
+    widgets, which exist only in a kernel, and the error stream. Returns as `execute` does.
+    `UsageError` where the notebooks belong to an installed package.
     """
     if paths.INSTALLED:
         raise UsageError("the notebooks of an installed package stay as they are: no --refresh")
@@ -185,7 +173,7 @@ def refresh(path: Path) -> Outcome:
         nbformat.write(notebook, given)
         executed, failure = _run(given, {})
     if failure is not None:
-        return Outcome(f"{path.stem}: FAILED, {failure}; left as it was", True)
+        return f"{path.stem}: FAILED, {failure}; left as it was", True
     executed.metadata = {"kernelspec": executed.metadata["kernelspec"]}
     for cell in executed.cells:
         tags = cell.metadata.get("tags")
@@ -197,14 +185,13 @@ def refresh(path: Path) -> Outcome:
             for output in cell.outputs:
                 output.get("data", {}).pop(WIDGET, None)
     _write(executed, path)
-    return Outcome(f"{path.stem}: outputs refreshed")
+    return f"{path.stem}: outputs refreshed", False
 
 
 def opening(name: str) -> tuple[str, dict[str, bytes]]:
     """Return the Markdown under a notebook's title, from the reference records, and its pictures.
 
-    Args:
-        name: The notebook's name, without ending.
+    `name` is the notebook's, without ending.
     """
     from repro.experiments import PAPERS, load_paper, story
     from repro.experiments.query import find_source

@@ -156,7 +156,6 @@ def against_mini_batch(
     panels: Mapping[str, Mapping[str, Mapping[str, Sequence[Bounds]]]],
     refused: Mapping[str, Collection[float]],
     neutral: Mapping[str, float],
-    style: Mapping[str, str],
 ) -> Figure:
     """Draw the effect of the mini-batch size, the paper's values hollow beside ours.
 
@@ -167,9 +166,8 @@ def against_mini_batch(
         refused: By column, the sizes that ran out of memory without streaming; shaded
             from the smallest on.
         neutral: By quantity, the value of the baseline, marked by a line.
-        style: Colour and marker of ours.
     """
-    quantities = list(neutral)
+    quantities, style = list(neutral), styles(("without MBS", "with MBS"))["with MBS"]
     labels = ("paper, with MBS", "ours, with MBS, 95 % interval")
     line = "without MBS, the largest that fits"
     width = max(6.5, 3.5 * len(panels))
@@ -240,10 +238,7 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
 def effects(rows: Sequence[Effect], xlabel: str, headings: Collection[str] = ()) -> Figure:
     """Draw ratios as dots, the paper's hollow beside ours solid with its interval.
 
-    Args:
-        rows: Effects from top to bottom.
-        xlabel: The quantity, with its unit.
-        headings: Labels of rows that have no effect, and name those below.
+    `headings` are labels of rows that have no effect, and name those below.
     """
     figure, axes = new_axes(1, 1, 9, 1.2 + 0.3 * len(rows))
     _draw_effects(axes[0, 0], rows, headings)
@@ -290,9 +285,8 @@ _EFFECT_PANELS = {
 def gains_and_costs(groups: Mapping[str, Sequence[tuple[str, Effect]]]) -> Figure:
     """Draw gains and costs as ratios in two panels, and differences in accuracy in a third.
 
-    Args:
-        groups: By method, its effects, each after ``gives``, ``costs`` or ``accuracy``. An effect
-            without values is shown as words only.
+    Groups are by method; each effect follows ``gives``, ``costs`` or ``accuracy``. One without
+    values is shown as words only.
     """
     panels: dict[str, list[Effect]] = {kind: [] for kind in _EFFECT_PANELS}
     for (name, group), (kind, rows) in itertools.product(groups.items(), panels.items()):

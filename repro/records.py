@@ -212,10 +212,7 @@ class RecordStore:
     """A folder of records: ``PAPER/EXPERIMENT-KEY.json`` each, or packed in ``PAPER.jsonl.gz``.
 
     Runs write single files; `pack` folds them into the packed file, one line each. If both have a
-    record of one key, the single file counts.
-
-    Args:
-        folder: Folder of the records; made when the first record is written.
+    record of one key, the single file counts. The first record that is written makes the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -276,11 +273,7 @@ class RecordStore:
         return record
 
     def write(self, record: Record) -> Path:
-        """Write a record whole or not at all.
-
-        Raises:
-            RecordError: It cannot be written; an earlier record stays.
-        """
+        """Write a record whole; where that fails (`RecordError`), an earlier record stays."""
         path = self.path(record.paper, record.experiment, record.key)
         text = json.dumps(asdict(record), indent=1, sort_keys=True)
         problem = f"record {path} cannot be written"
@@ -417,10 +410,7 @@ def commit_state() -> tuple[str | None, bool | None]:
 
     It is the checkout's commit, or the commit from which an installed package was built, never that
     of a surrounding or a calling repository. ``$REPRO_COMMIT`` overrides it, for example for a copy
-    without git.
-
-    Raises:
-        RecordError: `$REPRO_COMMIT` is no hash.
+    without git; `RecordError` where that is no hash.
     """
     if given := os.environ.get("REPRO_COMMIT"):
         if not re.fullmatch("[0-9a-f]{7,40}", given):

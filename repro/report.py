@@ -10,7 +10,7 @@ import html
 import io
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,29 +31,16 @@ VERDICT_COLOURS: Mapping[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Mean and sample standard deviation of n values; `std` is NaN for n = 1."""
+def summary(values: Iterable[float], digits: int = 2) -> str:
+    """Return ``mean ± sample standard deviation``, the mean alone of one value, a dash of none."""
+    import numpy as np
 
-    n: int
-    mean: float
-    std: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> "Summary":
-        """Summarise values; n = 0 gives NaN."""
-        import numpy as np
-
-        array = np.asarray(list(values), dtype=float)
-        mean = float(array.mean()) if len(array) else float("nan")
-        return cls(len(array), mean, float(array.std(ddof=1)) if len(array) > 1 else float("nan"))
-
-    def text(self, digits: int = 2) -> str:
-        """Return ``mean ± std``, or only the mean if n is 1."""
-        if self.n == 0:
-            return DASH
-        spread = "" if math.isnan(self.std) else f" ± {self.std:.{digits}f}"
-        return f"{self.mean:.{digits}f}{spread}"
+    array = np.asarray(list(values), dtype=float)
+    if not len(array):
+        return DASH
+    std = array.std(ddof=1) if len(array) > 1 else math.nan
+    spread = "" if math.isnan(std) else f" ± {std:.{digits}f}"
+    return f"{array.mean():.{digits}f}{spread}"
 
 
 def printable(text: str) -> str:
@@ -98,9 +85,15 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | N
     return "\n".join(f"|{'|'.join(map(markdown, line))}|" for line in lines)
 
 
-def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
+def span(values: Collection[float]) -> str | None:
+    """Return counts as one number or as their range; None of none."""
+    ends = dict.fromkeys(f"{value:,.0f}" for value in (min(values), max(values))) if values else ()
+    return " to ".join(ends) or None
+
+
+def mean_std(pair: Sequence[float] | None) -> str:
     """Return a paper's ``[mean, std]`` as text; a missing pair is the paper's "Failed"."""
-    return "Failed" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
+    return "Failed" if pair is None else f"{pair[0]:.2f} ± {pair[1]:.2f}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from repro import paths
 from repro.experiments import PAPERS as ALL
 from repro.experiments import load_paper
-from repro.experiments.design import reported
+from repro.experiments.design import paper_toml
 
 PAPERS = [key for key in ALL if key != "together"]  # which has no paper to be faithful to
 DOCS = paths.ROOT / "docs"
@@ -52,7 +52,7 @@ def faults(page: str) -> list[str]:
     """Return what is missing on the page and what it makes up, each in a line."""
     by_paper, found = rows_of(page), []
     for key in PAPERS:
-        contents, rows = reported(key)["contents"], by_paper.get(key, [])
+        contents, rows = paper_toml(key)["reported"]["contents"], by_paper.get(key, [])
         wanted = [f"{kind} {n}" for name, kind in NUMBERED.items() for n in contents[name]]
         wanted += [f"Equation {n}" for n in contents["equations"]]
         given = [name for row in rows for name in row.named()]

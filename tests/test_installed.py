@@ -70,12 +70,12 @@ USE = """
         "nbformat": 4, "nbformat_minor": 5,
     }
     Path("tiny.ipynb").write_text(json.dumps(tiny))
-    done = notebooks.execute(Path("tiny.ipynb"), {})
+    said, _ = notebooks.execute(Path("tiny.ipynb"), {})
     printed = json.loads(Path("results/local/notebooks/tiny.ipynb").read_text())["cells"][0]
     print("FACTS" + json.dumps({
         "ends": ends, "keys": keys, "commit": records.commit_state(),
         "package": str(paths.PACKAGE), "notebooks": [str(p) for p in notebooks.find([])],
-        "executed": done.text, "printed": printed["outputs"][0]["text"],
+        "executed": said, "printed": printed["outputs"][0]["text"],
         "records": [str(p) for p in Path().rglob("*.json")],
         "made from": [r.commit for r in records.local_store("smoke").load("dualbatch")],
     }))

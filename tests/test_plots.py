@@ -14,8 +14,6 @@ CURVES = {
     "ResNet-50": {"without": [ONE, {"loss": [2.2, 1.4], "accuracy": [30.0, 40.0]}], "with": []},
     "U-Net": {"without": [ONE], "with": [{"loss": [2.1, 1.1], "accuracy": [11.0, 21.0]}]},
 }
-STYLES = plots.styles(("without", "with"))
-OURS = STYLES["with"]
 NEUTRAL = {"gain (points)": 0.0, "time (ratio)": 1.0}
 SIZES = {
     "ResNet-50": {
@@ -36,7 +34,7 @@ COUNTS = {"MBS": (3, 1, 0, 0, 0, 2), "Another": (0, 0, 0, 0, 1, 0)}
 # The arguments of each figure, and how many labels its legend has (0: it needs none).
 FIGURES = {
     "learning_curves": ((CURVES, QUANTITIES), 2),
-    "against_mini_batch": ((SIZES, REFUSED, NEUTRAL, OURS), 4),
+    "against_mini_batch": ((SIZES, REFUSED, NEUTRAL), 4),
     "effects": (([("MBS", None, None, None), *EFFECTS, LEFT], "ratio", ["MBS"]), 3),
     "gains_and_costs": (
         ({"MBS": [("gives", ("reach", 64.0, 32.0, None)), ("costs", EFFECTS[1]),

@@ -11,11 +11,7 @@ PAPERS = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv", "together")
 
 @cache
 def load_paper(key: str) -> Paper:
-    """Return a paper by its key.
-
-    Raises:
-        UsageError: There is no such paper.
-    """
+    """Return a paper by its key; `UsageError` where there is none."""
     if key not in PAPERS:
         named = [f"{paper}/{key}" for paper in PAPERS if key in Paper.load(paper).artefacts]
         meant = f"did you mean {' or '.join(named)}? " if named else _meant(key, PAPERS)
@@ -32,11 +28,7 @@ def _meant(given: str, known: Iterable[str]) -> str:
 
 
 def find_artefacts(target: str) -> tuple[Paper, list[Artefact]]:
-    """Return what ``PAPER`` or ``PAPER/ARTEFACT`` names.
-
-    Raises:
-        UsageError: There is no such paper or artefact.
-    """
+    """Return what ``PAPER`` or ``PAPER/ARTEFACT`` names; `UsageError` where there is none."""
     key, _, name = target.partition("/")
     paper = load_paper(key)
     if not name:
@@ -53,8 +45,7 @@ def find_artefacts(target: str) -> tuple[Paper, list[Artefact]]:
 def find_targets(targets: Sequence[str] | None) -> list[tuple[Paper, list[Artefact]]]:
     """Return the papers of several targets, each with its artefacts that are named.
 
-    Raises:
-        UsageError: There is no target, or one is unknown.
+    `UsageError` where there is no target, or one is unknown.
     """
     if not targets:
         raise UsageError(

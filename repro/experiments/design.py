@@ -167,11 +167,6 @@ def paper_toml(paper: str) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def reported(paper: str) -> dict[str, Any]:
-    """Return the numbers that a paper reports."""
-    return dict(paper_toml(paper)["reported"])
-
-
 @dataclass(frozen=True)
 class Claim:
     """A sentence of a paper that a run here could refute: a row of its ``paper.toml``.

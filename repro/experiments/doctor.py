@@ -182,10 +182,6 @@ def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "datasets", ", ".join(facts["data"]["found"]) or "none"
 
 
-class NotHere(Exception):
-    """A self-test needs a tool that this machine lacks; the text names it."""
-
-
 def relative_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Return the largest difference over all tensors, relative to each one's largest value.
 
@@ -305,15 +301,11 @@ def _swapped(device: str) -> float:
 
 
 def _chunks(device: str) -> float:
-    from repro.outofcore.native import ChunkedMemory, NoCompilerError
+    from repro.outofcore.native import ChunkedMemory
 
     kind, _, number = device.partition(":")
     mib, backend = 2**20, "cuda" if kind == "cuda" else "posix"
-    try:
-        allocator = ChunkedMemory(backend, 2 * mib, 8 * mib, int(number or 0))
-    except NoCompilerError as error:
-        raise NotHere(str(error)) from error
-    with allocator as memory:
+    with ChunkedMemory(backend, 2 * mib, 8 * mib, int(number or 0)) as memory:
         for address in [memory.malloc(4 * mib) for _ in range(2)]:
             memory.free(address)
         memory.free(memory.malloc(8 * mib))
@@ -374,6 +366,8 @@ TESTS = (
 
 def self_test(test: SelfTest, device: str) -> Facts:
     """Run a self-test, whose error is a result, in JSON values."""
+    from repro.outofcore.native import NoCompilerError
+
     difference, status = math.nan, "failed"
     try:
         with (
@@ -387,7 +381,7 @@ def self_test(test: SelfTest, device: str) -> Facts:
         why = f"differs by {difference:.2g}, allowed is {test.tolerance:.2g}"
         if difference <= test.tolerance:  # not so for NaN
             status, why = "ok", ""
-    except NotHere as lacking:
+    except NoCompilerError as lacking:
         status, why = "not run", str(lacking)
     except Exception as error:
         why = first_line(error)

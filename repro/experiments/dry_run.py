@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
@@ -71,13 +71,6 @@ def imagined_data(wanted: Mapping[str, Any]) -> ImageData:
     )
 
 
-class Tried(NamedTuple):
-    """The first steps of a run."""
-
-    result: str  # starts, out of memory, `NO_STEP`, or a reason after `FAILS` or `UNTRIED`
-    peak_bytes: int | None = None  # live tensors at most
-
-
 class _NotTried(BaseException):
     """A run needs the values of tensors, or a process or a file; the text says which."""
 
@@ -117,13 +110,16 @@ def _watching(peaks: list[int], most: list[int]) -> Iterator[None]:
         yield
 
 
-def try_first_steps(paper: Paper, run: Run) -> Tried:
-    """Try the first steps of a run."""
+def try_first_steps(paper: Paper, run: Run) -> tuple[str, int | None]:
+    """Try the first steps of a run; return how that ends, and the most bytes of live tensors.
+
+    It starts, is out of memory, has `NO_STEP`, or there is a reason after `FAILS` or `UNTRIED`.
+    """
     from repro.microconv import BackendMissingError, NotTunableError
 
     experiment, config = paper.experiments[run.experiment], run.config
     if not (experiment.trains or experiment.measures):
-        return Tried(NO_STEP)
+        return NO_STEP, None
     peaks: list[int] = []  # of the experiment's own meters
     most: list[int] = []  # steps of one optimizer
     result = "starts"
@@ -135,21 +131,21 @@ def try_first_steps(paper: Paper, run: Run) -> Tried:
             except Enough:
                 pass
             except (_NotTried, NotImplementedError) as why:  # the latter on a CPU
-                return Tried(f"{UNTRIED}{why}")
+                return f"{UNTRIED}{why}", None
             except (NotTunableError, BackendMissingError):
-                return Tried(f"{UNTRIED}it times the device's kernels")
+                return f"{UNTRIED}it times the device's kernels", None
             except Exception as error:
                 first = next(iter(str(error).splitlines()), "")
                 if is_out_of_memory(error):
                     result = "out of memory"
                 elif type(error).__module__.startswith("torch._subclasses"):
-                    return Tried(f"{UNTRIED}it depends on values of tensors ({first})")
+                    return f"{UNTRIED}it depends on values of tensors ({first})", None
                 else:
-                    return Tried(f"{FAILS}{type(error).__name__}: {first}")
+                    return f"{FAILS}{type(error).__name__}: {first}", None
             peak = peaks[-1] if peaks else meter.peak_bytes
     if not most and result == "starts":
-        return Tried(NO_STEP)
-    return Tried(result, peak)
+        return NO_STEP, None
+    return result, peak
 
 
 def try_runs(

@@ -72,7 +72,6 @@ class Explorer:
 
 
 def _widget(control: Control) -> Any:
-    """Return the control of a live notebook."""
     import ipywidgets as widgets
 
     kind = widgets.Dropdown if control.listed else widgets.SelectionSlider

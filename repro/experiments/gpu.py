@@ -104,8 +104,7 @@ def _count(runs: Sequence[Run]) -> int:
 def read(path: Path, only: Sequence[str] = ()) -> list[Piece]:
     """Read a list of pieces in TOML, or only those of some names, papers or artefacts.
 
-    Raises:
-        UsageError: It is no such list, or has no such piece; the text names the place.
+    `UsageError`, whose text names the place, where it is no such list, or has no such piece.
     """
     try:
         pieces = [Piece(**row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["piece"]]

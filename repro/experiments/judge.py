@@ -101,6 +101,10 @@ class Estimate:
     label: str = ""  # the network that ran, such as ResNet-8 (for ResNet-50), for the evidence
     note: str = ""  # anything else that the evidence has to say
 
+    def named(self, label: str, note: str = "") -> "Estimate":
+        """Return it with a label, and a note if there is one."""
+        return replace(self, label=label, note=note or self.note)
+
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Return the two-sided interval of this level, on the scale of `mean`."""
         if self.error == 0:

@@ -68,9 +68,7 @@ class Workers:
         """Yield each item and what `function` returns for it, as they end.
 
         `goes_on` is asked before an item is handed out; where it says no, none is any more.
-
-        Raises:
-            WorkerDied: One was killed; all others are ended, and later calls start anew.
+        `WorkerDied` where one was killed: all others are ended, and later calls start anew.
         """
         if not self and not self._most_items:
             yield from ((item, function(item)) for item in itertools.takewhile(goes_on, items))
@@ -138,8 +136,7 @@ def in_a_process(
 ) -> Any:
     """Call ``module:function`` in a new process; arguments and result go by JSON.
 
-    Raises:
-        RuntimeError: It failed; the text ends as its error output does, without C++ frames.
+    If it fails, the text of a `RuntimeError` ends as its error output does, without C++ frames.
     """
     module, _, name = entry.partition(":")
     code = f"import json, sys\nfrom {module} import {name}\n"

@@ -7,7 +7,7 @@ own hides no reference of another run.
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from repro.experiments.design import (
 )
 from repro.experiments.judge import BySeed, NotRun
 from repro.records import Record, RecordStore, identity, local_store, reference_stores
+from repro.report import span
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,13 +44,11 @@ class Results:
 
     Attributes:
         places: Where the records come from, as phrases, most records first.
-        parts: Of an artefact that sums up others, the results of each, by name.
         gpu: A GPU's records of some of the runs, where others are shown; None where there are none.
     """
 
     places: Sequence[str] = ()
     gpu: "Results | None" = None
-    parts: "Mapping[str, Results]" = {}  # noqa: RUF012 (never changed in place)
 
     def __init__(
         self,
@@ -129,8 +128,7 @@ class Results:
     def signature(self, said: str) -> str:
         """Return the line in a figure that names devices, profile, data and n of these records.
 
-        Args:
-            said: Its caption, of which the `MARKS` are repeated.
+        It repeats the `MARKS` that its caption has, `said`.
         """
         records = self.records
         parts = [f"Ours: {devices(records)}", f"profile {self.profile}"]
@@ -138,7 +136,7 @@ class Results:
         trained = [record for record in records if isinstance(record.config.get("epochs"), int)]
         if trained:
             most = "at most " * any(record.config.get("stop") for record in trained)
-            parts.append(f"{most}{_span({record.config['epochs'] for record in trained})} epochs")
+            parts.append(f"{most}{span({record.config['epochs'] for record in trained})} epochs")
         # Runs planned once, such as those that run out of memory, do not count, nor do extra seeds.
         once = {
             run.identity(seed)
@@ -151,17 +149,13 @@ class Results:
         ).values()
         # A measurement that starts its processes itself has a list of samples from each.
         own = [len(samples) for r in repeated if (samples := r.metrics.get("samples_s"))]
-        parts.append(f"n = {_span(own if max(own, default=0) > max(counts) else counts)}")
+        parts.append(f"n = {span(own if max(own, default=0) > max(counts) else counts)}")
         return " · ".join([*parts, *(word for word in MARKS if word in said)])
 
     @property
     def missing(self) -> int:
         """How many runs have no record."""
         return len(self.expected) - len(self.records)
-
-
-def _span(numbers: Collection[int]) -> str:
-    return " to ".join(dict.fromkeys(f"{number:,}" for number in (min(numbers), max(numbers))))
 
 
 def device_name(record: Record) -> str:
@@ -280,7 +274,6 @@ def find_source(
     """Find records of a paper.
 
     Args:
-        paper: The paper.
         profile: Only this one, `long` with `quick` for artefacts that it does not run; else the
             best of each artefact.
         device: ``local``, or a folder under ``results/reference``; by default all of them.
@@ -364,7 +357,6 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
     """Return the results of several artefacts as one, under their most thorough profile."""
     profile = max((part.profile for part in parts.values()), key=COMPUTING_PROFILES.index)
     whole = Results([], (), [], profile=profile)
-    whole.parts = {artefact.name: part for artefact, part in parts.items()}
     for part in parts.values():
         whole.expected += part.expected
         whole.records += part.records

@@ -14,8 +14,7 @@ from repro.measure import accelerator
 def save_pinned(device: torch.device | str) -> save_on_cpu:
     """Return torch's `save_on_cpu`, that asks first whether the host has the memory that it pins.
 
-    Raises:
-        HostMemoryError: In the block, before a tensor for which the host has too little.
+    In the block it raises `HostMemoryError` before a tensor for which the host has too little.
     """
     hooks = save_on_cpu(pin_memory=True, device_type=torch.device(device).type)
     pack = hooks.pack_hook

@@ -45,8 +45,7 @@ def found(
 ) -> list[tuple[Source, Artefact, Results]]:
     """Return each artefact that is named, with its best records and where they are.
 
-    Raises:
-        UsageError: There is no such artefact or device, or no run of any has a key of `changes`.
+    `UsageError` where there is no such artefact or device, or no run has a key of `changes`.
     """
     paper, artefacts = find_artefacts(target)
     source = find_source(paper, profile, device)
@@ -118,11 +117,8 @@ def write_figure(
     """Write the figure of an artefact, and return its path, which ends in one of `FORMATS`.
 
     `target` may be ``overview``: the main effects of all papers. `changes` are those of runs by
-    ``--set``.
-
-    Raises:
-        UsageError: There is no such artefact, it has no figure or no records, the format is
-            unknown, or no file can be written there.
+    ``--set``. `UsageError` where there is no such artefact, it has no figure or no records, the
+    format is unknown, or no file can be written there.
     """
     path = Path(out).expanduser()
     form = path.suffix.removeprefix(".").lower()
@@ -171,13 +167,8 @@ def write_report(
 ) -> tuple[list[Row], Path]:
     """Write the report as Markdown, its figures into a folder beside it.
 
-    Returns:
-        The verdicts, and the path of the Markdown.
-
-    Raises:
-        UsageError: A folder is named for it.
-        OSError: It cannot be written there. Of a symbolic link the file is written that it leads
-            to.
+    Returns the verdicts, and the path of the Markdown. Of a symbolic link the file is written that
+    it leads to. `UsageError` where a folder is named for it, `OSError` where it cannot be written.
     """
     path = paths.results_dir() / "local" / "report.md"
     if output is not None:

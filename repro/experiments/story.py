@@ -15,34 +15,13 @@ from repro import report
 from repro.experiments import view
 from repro.experiments.arguments import plan, value_at
 from repro.experiments.design import LONG, SEEDS, Claim, Paper, claims_of, imported, paper_toml
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, Verdict
+from repro.experiments.judge import Cases, Exact, NotRun, Verdict
 from repro.experiments.query import Source, devices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from repro.plots import Effect
-
-
-def effect(
-    label: str, kind: str, paper: float | None, gap: Estimate, inverse: bool = False
-) -> "Effect":
-    """Return the effect of an estimate, or of the inverse of a ratio.
-
-    Args:
-        label: The two sides in a few words: time of an epoch over undivided.
-        kind: ``gives`` and ``costs`` are ratios, ``accuracy`` is a difference in points.
-        paper: The paper's value.
-        gap: Ours.
-        inverse: Whether both values are to be inverted.
-
-    Raises:
-        ValueError: It is no ratio; or, as accuracy, one.
-    """
-    if gap.log == (kind == "accuracy"):
-        raise ValueError(f"{label!r} is {'a' if gap.log else 'no'} ratio")
-    drawn = (replace(gap, mean=-gap.mean) if inverse else gap).drawn()
-    return label, 1 / paper if paper and inverse else paper, *drawn
 
 
 def story_of(paper: Paper) -> Any:
@@ -77,10 +56,7 @@ def filled(sentence: str, source: Source) -> str:
 
     ``{ARTEFACT.CLAIM[CASE]}`` becomes our estimate, of which figures draw the interval;
     ``{paper:ARTEFACT.CLAIM[CASE]}`` the paper's effect, or the margin; ``{verdict:ARTEFACT.CLAIM}``
-    the verdict's word. A claim of one case needs no ``[CASE]``.
-
-    Raises:
-        NotRun: Records are missing.
+    the verdict's word. A claim of one case needs no ``[CASE]``. `NotRun` where records are missing.
     """
 
     def number(match: re.Match[str]) -> str:
@@ -114,7 +90,10 @@ def findings_of(source: Source) -> list[str]:
 
 
 def effects_of(source: Source) -> "list[tuple[str, Effect]]":
-    """Return the effects of a method that have records, each after its kind; a GPU's first."""
+    """Return the effects of a method that have records, each after its kind; a GPU's first.
+
+    ``gives`` and ``costs`` are ratios, ``accuracy`` is a difference in points.
+    """
     effects: list[tuple[str, Effect]] = []
     for row in story_of(source.paper).effects:
         label, kind, paper = row["label"], row["kind"], row.get("paper")
@@ -131,7 +110,11 @@ def effects_of(source: Source) -> "list[tuple[str, Effect]]":
                 continue
         except NotRun:
             continue
-        effects.append((kind, effect(label, kind, paper, ours, row.get("inverse", False))))
+        if ours.log == (kind == "accuracy"):
+            raise ValueError(f"{label!r} is {'a' if ours.log else 'no'} ratio")
+        if row.get("inverse"):
+            paper, ours = paper and 1 / paper, replace(ours, mean=-ours.mean)
+        effects.append((kind, (label, paper, *ours.drawn())))
     return effects
 
 

@@ -30,9 +30,8 @@ def full_caption(artefact: Artefact, results: Results) -> str:
 def stand_ins(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield a caption's sentence on networks and data in the place of the paper's, if any.
 
-    Args:
-        pairs: What ran and the paper's, such as ``("cifar10-jpeg", "CIFAR-10")``: a dataset is the
-            paper's where its name begins so.
+    Pairs are of what ran and the paper's, such as ``("cifar10-jpeg", "CIFAR-10")``: a dataset is
+    the paper's where its name begins so.
     """
     different = dict.fromkeys(
         f"{ours} for {paper}"
@@ -46,10 +45,7 @@ def stand_ins(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
 def panel(role: str, ours: str = "", data: str = "") -> str:
     """Return a panel's title: the network and the data that ran here, and the paper's network.
 
-    Args:
-        role: The paper's network, such as ``ResNet-50``.
-        ours: The network that ran here; empty where it is the same.
-        data: The dataset that it ran on here; empty where there is none.
+    `role` is the paper's, such as ``ResNet-50``; `ours` is empty where it is the same.
     """
     ran = f"{ours} for {role}" if ours and ours != role else role
     return f"ours: {ran}{f', {data}' if data else ''}"
@@ -91,8 +87,7 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
 def judged(artefact: Artefact, written: Claim, results: Results) -> tuple[Claim, Verdict, Results]:
     """Judge a claim by a GPU's records where they decide it, else by the results shown.
 
-    Returns:
-        The claim with what was expected of these records, its verdict, and the records.
+    Returns the claim with what was expected of these records, its verdict, and the records.
     """
     for used in filter(None, (results.gpu, results)):
         claim = written.under(used.profile)

@@ -37,7 +37,6 @@ def gathered(request, reference_records):
 def changed(results: Results, change) -> Results:
     part = copy(results)
     part.records = [*filter(None, map(change, results.records))]
-    part.parts = {name: changed(one, change) for name, one in results.parts.items()}
     return part
 
 

@@ -44,18 +44,18 @@ def test_resnet101_fits_the_papers_card_as_in_the_paper():
     sizes = [(8, False), (16, False), (16, True)]
     trained = [runs.training("paper", "ResNet-101", OWN, *each) for each in sizes]
     found = [try_first_steps(paper, run) for run in trained]
-    assert [one.result for one in found] == ["starts", "out of memory", "starts"]
-    undivided, _, streamed = found
-    assert streamed.peak_bytes == pytest.approx(undivided.peak_bytes, rel=0.02)
+    results, (undivided, _, streamed) = zip(*found, strict=True)
+    assert results == ("starts", "out of memory", "starts")
+    assert streamed == pytest.approx(undivided, rel=0.02)
 
 
 def test_a_recipe_that_cannot_start_fails():
     paper = load_paper("mbs")
     run = runs.training("paper", "U-Net", OWN, 16, False, "low")
     cut = replace(run, config=run.config | {"augment": {"crop_size": 4000}})
-    assert "crop_size=(4000, 4000) does not fit" in try_first_steps(paper, cut).result
+    assert "crop_size=(4000, 4000) does not fit" in try_first_steps(paper, cut)[0]
     odd = replace(run, config=run.config | {"model": {"name": "unet", "widht": 4}})
-    assert try_first_steps(paper, odd).result.startswith(f"{FAILS}ValueError: ")
+    assert try_first_steps(paper, odd)[0].startswith(f"{FAILS}ValueError: ")
 
 
 @pytest.mark.slow
@@ -68,9 +68,9 @@ def test_the_first_and_the_last_run_of_a_gpu_of_each_experiment_start(key):
     runs = [r for artefact in paper.artefacts.values() for r in artefact.runs("gpu", chosen)]
     ends = [{run.experiment: run for run in some} for some in (runs, reversed(runs))]
     for run in {run for end in ends for run in end.values()}:
-        one = try_first_steps(paper, run)
-        fits = one.result == "out of memory" and run.experiment in ("step", "train", "measured")
-        assert fits or one.result in ("starts", NO_STEP) or one.result.startswith(UNTRIED), run
+        result, _ = try_first_steps(paper, run)
+        fits = result == "out of memory" and run.experiment in ("step", "train", "measured")
+        assert fits or result in ("starts", NO_STEP) or result.startswith(UNTRIED), run
 
 
 def test_the_command_computes_nothing(monkeypatch, capsys, results_folder):

@@ -6,9 +6,7 @@ import pytest
 
 from repro import notebooks, paths
 from repro.experiments import PAPERS, load_paper, story, view
-from repro.experiments.judge import difference, ratio
 from repro.experiments.query import find_source
-from repro.experiments.story import effect
 
 pytestmark = pytest.mark.usefixtures("reference_records")
 
@@ -110,14 +108,16 @@ def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
     assert figure.texts[-1].get_text().startswith("Ours: ")
 
 
-def test_gains_and_costs_are_ratios_and_accuracy_is_a_difference():
-    times = ratio([2.0, 2.0, 2.2], [1.0, 1.0, 1.1])
-    for inverse in (False, True):
-        _, paper, ours, (low, high) = effect("time", "costs", 1.5, times, inverse)
-        assert low < ours < high and ours == pytest.approx(0.5 if inverse else 2.0)
-        assert paper == pytest.approx(1 / 1.5 if inverse else 1.5)
-    points = difference([2.0, 3.0], [1.0, 1.5])
-    assert effect("points", "accuracy", 1.0, points)[2] == pytest.approx(1.25)
-    for kind, estimate in (("gives", points), ("accuracy", times)):
-        with pytest.raises(ValueError, match="ratio"):
-            effect("other", kind, None, estimate)
+def test_gains_and_costs_are_ratios_and_accuracy_is_a_difference(monkeypatch):
+    source = find_source(load_paper("mbs"), local=False)
+    told = story.story_of(source.paper)
+    row = {"label": "time", "claim": "table5.overhead_halved", "kind": "costs", "paper": 1.5}
+    told.effects = [row, row | {"inverse": True}]
+    monkeypatch.setattr(story, "story_of", lambda paper: told)
+    (_, (_, *plain)), (_, (_, *inverse)) = story.effects_of(source)
+    (paper, ours, (low, high)), (other, less, (least, most)) = plain, inverse
+    assert low < ours < high and least < less < most
+    assert [paper * other, ours * less, low * most, high * least] == pytest.approx([1.0] * 4)
+    told.effects = [row | {"kind": "accuracy"}]
+    with pytest.raises(ValueError, match="ratio"):
+        story.effects_of(source)

@@ -20,7 +20,7 @@ from repro.experiments.judge import BySeed, Case, Cases, Estimate, NotRun
 from repro.experiments.query import Results
 from repro.plots import legend_below, log_ticks, styles
 from repro.records import Record
-from repro.report import Summary
+from repro.report import span, summary
 
 BEST: dict[str, int] = {task: PAPER[task]["best"]["batch"] for task in TASKS}
 
@@ -63,9 +63,9 @@ def table(results: Results, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
                 "B, paper": size,
                 "B": read.batch_of(records),
                 "accuracy or PSNR, paper": paper.get(size),
-                "accuracy or PSNR": Summary.of(metric).text(),
-                "θ peaks in epoch, paper": read.span(own["peak"]) if size in peaks else None,
-                "θ peaks in epoch": read.span(first_peaks(results, records)),
+                "accuracy or PSNR": summary(metric),
+                "θ peaks in epoch, paper": span(own["peak"]) if size in peaks else None,
+                "θ peaks in epoch": span(first_peaks(results, records)),
                 "n": len(records),
             }
 
@@ -102,7 +102,7 @@ def over_best(results: Results, kept: bool) -> Cases:
         found = read.over(results, DIV2K, *pair.values())
         ours = {size: read.batch_of(records) for size, records in pair.items()}
         sized = [f"{own}" if own == size else f"{own} (for {size})" for size, own in ours.items()]
-        return replace(found, label=f"B = {' over '.join(sized)}")
+        return found.named(f"B = {' over '.join(sized)}")
 
     return judge.cases(sizes, gap)
 
@@ -121,7 +121,7 @@ def slower(results: Results) -> Cases:
 
     epochs = {read.batch_of(own): results.cell(own, first) for own in trainings}
     label = f"epochs to {common:.1f} dB where the batch doubles"
-    return {"epochs": replace(trend(epochs), label=label)}
+    return {"epochs": trend(epochs).named(label)}
 
 
 def same_cost(results: Results) -> Cases:
@@ -143,7 +143,7 @@ def same_cost(results: Results) -> Cases:
 
     def compared(name: str) -> Estimate:
         gap = judge.difference(cost(sizes[name]), cost(best), "of the fall", digits=3)
-        return replace(gap, label=f"{name} over {best}")
+        return gap.named(f"{name} over {best}")
 
     sizes = {f"B = {size}": size for size in PAPER[CIFAR]["figure2"] if size != best}
     return judge.cases(sizes, compared)
@@ -152,8 +152,6 @@ def same_cost(results: Results) -> Cases:
 def sharpness(results: Results) -> Cases:
     """Accuracies of every two batch sizes, that with the higher θ first, if seeds tell which."""
     trainings = read.by_size(results, CIFAR)
-    if len(trainings) < 2:
-        raise NotRun("no records")
 
     def compared(a: int, b: int) -> Estimate:
         first, second = (read.final(results, trainings[n], "theta") for n in (a, b))
@@ -162,7 +160,7 @@ def sharpness(results: Results) -> Cases:
             a, b, theta = b, a, replace(theta, mean=-theta.mean)
         accuracy = read.over(results, CIFAR, trainings[a], trainings[b])
         if theta.interval()[0] > 0:
-            return replace(accuracy, label=f"accuracy of B = {a}, where θ is higher, over {b}")
+            return accuracy.named(f"accuracy of B = {a}, where θ is higher, over {b}")
         label, note = f"accuracy of B = {a} over {b}", "seeds do not tell which θ is higher"
         return replace(accuracy, error=math.nan, dof=math.nan, label=label, note=note)
 
@@ -193,7 +191,7 @@ def later_peak(results: Results, task: str) -> Estimate:
         # An earlier peak than the first epoch's is not seen, so neither is its order.
         estimate = judge.unsure(1.0, log=True)
     note = f"left out: {'; '.join(left_out)}" if left_out else ""
-    return replace(estimate, label=f"{task}: a doubling of the batch", note=note)
+    return estimate.named(f"{task}: a doubling of the batch", note)
 
 
 def rises_first(results: Results, task: str) -> Estimate:
@@ -208,7 +206,7 @@ def rises_first(results: Results, task: str) -> Estimate:
         return theta[1] / theta[0]
 
     rises = judge.mean_of(results.cell(records, rise), log=True, trials="seeds")
-    return replace(rises, label=f"{task}: θ after the second epoch over that after the first")
+    return rises.named(f"{task}: θ after the second epoch over that after the first")
 
 
 def interval(results: Results, tasks: Sequence[str]) -> Cases:
@@ -230,7 +228,6 @@ def interval(results: Results, tasks: Sequence[str]) -> Cases:
 
 
 def _peaks(tasks: Sequence[str]) -> dict[str, Callable[[Results], Cases]]:
-    """The claims on θ's peak, of some tasks."""
     return {
         "later_peak": lambda results: judge.cases(tasks, partial(later_peak, results)),
         "rises_first": lambda results: judge.cases(tasks, partial(rises_first, results)),
@@ -313,7 +310,7 @@ def norms_table(results: Results) -> Iterator[dict[str, Any]]:
                 "after epochs": epochs,
                 "‖∇w‖ by batch size": ", ".join(f"{n}: {np.mean(v):.3g}" for n, v in norms.items()),
                 "B_s, paper, at scale": round(paper["theta"]["batch"] * scale),
-                "B_s": read.span(stable),
+                "B_s": span(stable),
                 "n": len(stable),
             }
 
@@ -338,7 +335,7 @@ def keeps_accuracy(results: Results) -> Cases:
         trainings = {read.batch_of(own): own for own in read.by_size(results, task).values()}
         own, smallest = sizes[task]
         gap = read.over(results, task, trainings.get(own, []), trainings.get(smallest, []))
-        return replace(gap, label=f"{task}: B = {own} over {smallest}")
+        return gap.named(f"{task}: B = {own} over {smallest}")
 
     return judge.cases(larger, compared)
 

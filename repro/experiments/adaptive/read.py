@@ -81,12 +81,6 @@ def updates_of(records: Iterable[Record]) -> list[int]:
     return [sum(record.metrics["updates"]) for record in records]
 
 
-def span(values: Sequence[float]) -> str | None:
-    """Counts as one number or as their range."""
-    ends = dict.fromkeys(f"{value:,.0f}" for value in (min(values), max(values))) if values else ()
-    return " to ".join(ends) or None
-
-
 def printed(row: Mapping[str, Any]) -> str | None:
     """The accuracy or PSNR that the paper prints in a row of its tables."""
     spread = f" ± {row['std']:.1f}" if "std" in row else ""

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import LONG, PROCESSES, Chosen, Config, Run, paper_toml, reported
+from repro.experiments.design import LONG, PROCESSES, Chosen, Config, Run, paper_toml
 
-PAPER = reported("adaptive")
-_DATA: dict[str, Any] = paper_toml("adaptive")
-PROFILES, OPTIMIZERS = _DATA["profiles"], _DATA["optimizers"]
+_TOML = paper_toml("adaptive")
+PAPER, PROFILES, OPTIMIZERS = _TOML["reported"], _TOML["profiles"], _TOML["optimizers"]
 CIFAR, DIV2K, PHANTOM = TASKS = ("CIFAR", "DIV2K", "Phantom")
 METRIC = {CIFAR: "accuracy", DIV2K: "psnr", PHANTOM: "psnr"}  # that is to be high
 STRATEGIES = ("best", "linear", "scheduled", "theta")
@@ -20,16 +19,7 @@ STRATEGIES = ("best", "linear", "scheduled", "theta")
 GIVEN, DECAY = "given", "decay"
 # Section III-E's SGD; and ours, not the paper's: the batch size by the noise scale.
 MORE = ("large", "noise")
-NAMES = {
-    "best": "best fixed batch",
-    "linear": "linear scaling",
-    "scheduled": "fixed rate, adaptive batch",
-    "theta": "θ-adaptive",
-    GIVEN: "θ-adaptive, paper's K",
-    DECAY: "θ-adaptive, decay on saturation",
-    "large": "SGD, large batch",
-    "noise": "noise scale",
-}
+NAMES: dict[str, str] = _TOML["names"]
 LAYERWISE = {"LARS": 1.0, "LAMB": 0.01}  # factors of SGD's rates
 TRAININGS, FIRST_EPOCHS = ("train", "variant"), "first_epochs"  # experiments
 AVERAGING = ("allreduce", "all_to_all", "reduce_scatter")

@@ -5,7 +5,6 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -179,7 +178,7 @@ def few_samples(results: Results) -> Cases:
         few, many = min(times), max(times)
         small, large = ([time / size for time in times[size]] for size in (few, many))
         label = f"{task}: time of a sample at B = {few} over {many}"
-        found[f"{task}, {few} over {many}"] = replace(over(small, large, measurement), label=label)
+        found[f"{task}, {few} over {many}"] = over(small, large, measurement).named(label)
     return found
 
 

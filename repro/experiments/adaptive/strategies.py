@@ -5,7 +5,6 @@ Figures 3, 4, 5 and 10 with Tables I to III; section V: LARS and, not the paper'
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from repro.experiments.judge import BySeed, Cases, Estimate, Exact, NotRun
 from repro.experiments.query import Results
 from repro.plots import HOLLOW, legend_below, log_ticks
 from repro.records import Record
-from repro.report import Summary
+from repro.report import span, summary
 
 # The proposed method with K found, with the paper's K, and with a decay where the cost saturates.
 PROPOSED = ("theta", GIVEN, DECAY)
@@ -55,19 +54,19 @@ def table(results: Results, task: str, over: Mapping[str, str]) -> Iterator[dict
         row = {
             "strategy": name_of(strategy),
             f"{read.HEADING[task]}, paper": read.printed(paper),
-            read.HEADING[task]: Summary.of(metric).text(),
+            read.HEADING[task]: summary(metric),
             f"over {other.partition('_')[0]}": str(gap) if isinstance(gap, Estimate) else None,
             "n": f"{len(records)}, {lost} diverged" if lost else len(records),
         }
         if task != CIFAR:  # a rule ends the trainings
-            made = read.span([record.metrics["completed"] for record in records])
+            made = span([record.metrics["completed"] for record in records])
             unmet = " (rule not met)" * (not all(r.metrics["stopped"] for r in records))
             best = [max(record.metrics[runs.METRIC[task]]) for record in records]
-            row |= {"at the best epoch": Summary.of(best).text() if best else None}
+            row |= {"at the best epoch": summary(best) if best else None}
             row |= {"epochs, paper": paper.get("epochs"), "epochs": made and made + unmet}
         yield row | {
-            "updates": read.span(read.updates_of(records)),
-            "K": read.span([k for record in records if (k := record.metrics["interval"][-1])]),
+            "updates": span(read.updates_of(records)),
+            "K": span([k for record in records if (k := record.metrics["interval"][-1])]),
             "b (epochs; seed 0)": ", ".join(f"{size} ({epochs})" for size, epochs in stages),
         }
 
@@ -76,7 +75,7 @@ def decay_table(results: Results) -> Iterator[dict[str, Any]]:
     """Figure 3 in numbers: θ at the end over θ at the first decay of the rate."""
     for strategy, name in NAMES.items():
         if factors := rises(results, strategy):
-            text = Summary.of(factors).text(3)
+            text = summary(factors, 3)
             yield {"strategy": name, "θ rises by the factor": text, "n": len(factors)}
 
 
@@ -167,7 +166,7 @@ def compared(
             raise NotRun(f"{said}, and others did not" if not all(lost) else said)
         return Exact(holds, said)
     label = f"{name_of(one)} over {name_of(other)}"
-    return replace(read.over(results, task, *ran), label=label)
+    return read.over(results, task, *ran).named(label)
 
 
 def keeps_up(results: Results, task: str, strategy: str) -> Cases:
@@ -198,7 +197,7 @@ def as_many_epochs(results: Results, task: str) -> Cases:
     if not all(record.metrics["stopped"] for record in (*own, *best)):
         raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
     epochs = [results.cell(cell, lambda r: r.metrics["completed"]) for cell in (own, best)]
-    return {NAMES["theta"]: replace(of_counts(epochs, [1.0, -1.0]), label="epochs")}
+    return {NAMES["theta"]: of_counts(epochs, [1.0, -1.0]).named("epochs")}
 
 
 def _rise(record: Record) -> float | None:
@@ -224,8 +223,7 @@ def theta_rises_less(results: Results) -> Cases:
         grown, other = rises(results, "theta"), rises(results, others[name])
         if any(factor <= 0 for factor in (*grown, *other)):
             raise NotRun("θ is not above 0 at the decay or at the end, and its rise has no ratio")
-        gap = judge.ratio(grown, other)
-        return replace(gap, label=f"rise of θ over that with {name}")
+        return judge.ratio(grown, other).named(f"rise of θ over that with {name}")
 
     return judge.cases(others, over)
 
@@ -236,7 +234,7 @@ def with_layers(results: Results, one: str, other: str) -> Cases:
     if isinstance(gap, Estimate):
         pairs = [strategy.partition("_") for strategy in (one, other)]
         label = " over ".join(f"{NAMES[name]} with {by or 'SGD'}" for name, _, by in pairs)
-        gap = replace(gap, label=label)
+        gap = gap.named(label)
     return {one.partition("_")[2]: gap}
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from repro import plots
-from repro.experiments.dualbatch import cells, real_workers, runs
+from repro.experiments.dualbatch import cells, runs
 from repro.experiments.dualbatch.cells import Line
-from repro.experiments.dualbatch.runs import FACTORS, IMAGENET, KS, PAPER, WORKERS, K, mix
+from repro.experiments.dualbatch.real_workers import cycled
+from repro.experiments.dualbatch.runs import CIFAR, FACTORS, IMAGENET, KS, PAPER, WORKERS, K, mix
 from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.query import Results
-from repro.report import Summary
+from repro.report import summary
 
 ALL = range(WORKERS + 1)  # numbers of small-batch workers
 Groups = dict[str, dict[str, Line]]  # by title, then by a name of `cells.STYLES`
@@ -163,7 +164,7 @@ TABLE5 = cells.artefact(
 # Tables 8 and 10: the resolution cycled as well.
 
 
-def by_scheme(results: Results, role: str = runs.CIFAR) -> Groups:
+def by_scheme(results: Results, role: str = CIFAR) -> Groups:
     """Both schemes by mix, compared with the paper's baseline: four large-batch workers."""
     table, setting, base = "table8", runs.SECTION_5_2, "dual-batch"
     if role == IMAGENET:
@@ -190,7 +191,7 @@ TABLE8 = cells.artefact(
         "accuracy": partial(compare, of=by_scheme, pairs=OVER_DUAL),
         "gain": partial(compare, of=by_scheme, pairs=OVER_BASE),
         "over_cyclic": partial(compare, of=by_scheme, pairs=OVER_CYCLIC),
-        "saving": partial(real_workers.saving, role=runs.CIFAR),
+        "saving": lambda results: cases([CIFAR], partial(cycled, results)),
     },
 )
 
@@ -208,7 +209,7 @@ TABLE10 = cells.artefact(
     "table10",
     rows=partial(table, of=partial(by_scheme, role=IMAGENET), columns="scheme, workers"),
     claims={
-        "saving": partial(real_workers.saving, role=IMAGENET),
+        "saving": lambda results: cases([IMAGENET], partial(cycled, results)),
         "imagenet_accuracy": partial(imagenet, numbers=(3, 4)),  # "more than two"
         "imagenet_loss": partial(imagenet, numbers=(1, 2)),
     },
@@ -268,8 +269,7 @@ def rates_table(results: Results) -> Iterator[dict[str, Any]]:
             row = {"workers": mix(n), "rate over the paper's": f"{rate:g}"}
             row["rate over the paper's"] += f" (best{edge})" * (rate == best)
             for metric, images in (("held_out", "images held out"), ("accuracy", "test images")):
-                mean = Summary.of(cells.final(results, records, metric)).text()
-                row[f"accuracy on {images} (%)"] = mean
+                row[f"accuracy on {images} (%)"] = summary(cells.final(results, records, metric))
             yield row | {"n": len(records)}
 
 

@@ -5,7 +5,6 @@ data that stand in for the paper's.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from repro import plots
@@ -15,7 +14,7 @@ from repro.experiments.dualbatch import runs
 from repro.experiments.judge import BySeed, Cases, Cell, Estimate, difference, or_none
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import DASH, Summary
+from repro.report import DASH, summary
 
 Records = Sequence[Record]
 
@@ -83,9 +82,9 @@ def outcome(results: Results, line: Line) -> dict[str, Any]:
     cells = {
         "B_S": ", ".join(small) or DASH,  # one for each resolution
         "loss, paper": f"{line.paper['loss']:.3f}",
-        "loss": Summary.of(final(results, line.records, "test_loss")).text(3),
+        "loss": summary(final(results, line.records, "test_loss"), 3),
         "accuracy, paper (%)": f"{line.paper['accuracy']:.1f}",
-        "accuracy (%)": Summary.of(accuracy).text(),
+        "accuracy (%)": summary(accuracy),
         "n": len(accuracy),
     }
     if line.base:
@@ -140,7 +139,7 @@ def artefact(
 def _with_colons(numbers: Callable[[Results], Cases]) -> Callable[[Results], Cases]:
     """Put a colon behind the labels of a claim's cases, which end in numbers."""
     return lambda results: {
-        name: replace(case, label=f"{case.label or name}:") if isinstance(case, Estimate) else case
+        name: case.named(f"{case.label or name}:") if isinstance(case, Estimate) else case
         for name, case in numbers(results).items()
     }
 

@@ -1,7 +1,6 @@
 """Does a smaller batch end in a flatter minimum? (sections 2.1 and 2.2, Figure 1)"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from repro.experiments.dualbatch.runs import KINDS, PERTURBED, PLACES, WORST
 from repro.experiments.judge import Cases, Estimate, cases, difference
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import Summary
+from repro.report import summary
 
 JUDGED = 0.3  # of the perturbations
 Read = Callable[[Record], float]
@@ -48,7 +47,7 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
     """The ends of trainings with small, large and dual batches, and the loss around them."""
     for kind, name in KINDS.items():
         records = results.ok("flatness", batches=kind)
-        ends = {key: Summary.of(map(read, records)).text(n) for key, (read, n) in COLUMNS.items()}
+        ends = {key: summary(map(read, records), n) for key, (read, n) in COLUMNS.items()}
         yield {"trained with": name, **ends, "n": len(records)}
 
 
@@ -59,10 +58,13 @@ def draw_means(
     figure, axes = plots.new_axes(1, len(panels), 9.6, 3.6)
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
         for line, values in lines.items():
-            points = [(x, Summary.of(cell)) for x, cell in values.items() if cell]
+            points = [
+                (x, np.mean(cell), np.std(cell, ddof=1) if len(cell) > 1 else 0.0)
+                for x, cell in values.items()
+                if cell
+            ]
             if points:
-                rows = [(x, cell.mean, np.nan_to_num(cell.std)) for x, cell in points]
-                axis.errorbar(*zip(*rows, strict=True), ms=5, label=line, **STYLES[line])
+                axis.errorbar(*zip(*points, strict=True), ms=5, label=line, **STYLES[line])
         axis.set_title(title, fontsize=8)
         axis.set_xlabel(xlabel)
     on_one_scale(axes[0], ylabel)
@@ -89,7 +91,7 @@ def over(results: Results, first: str, second: str, measures: Mapping[str, Read]
             for kind in (first, second)
         )
         label = f"{name}, " * (len(measures) > 1) + f"{first} over {second}"
-        return replace(difference(ours, other, digits=3), label=label)
+        return difference(ours, other, digits=3).named(label)
 
     return cases(measures, of)
 

@@ -117,10 +117,8 @@ def fitted(
 ) -> tuple[measure.TimeModel, dict[str, measure.Timing]]:
     """Fit the time model to steps, in turns with passes of (batch, samples); all are timed.
 
-    Where a busy machine makes smaller batches look slower, all is measured again, twice as often.
-
-    Raises:
-        ValueError: They still look slower in four times the repeats.
+    Where a busy machine makes smaller batches look slower, all is measured again, twice as often;
+    `ValueError` where they still do in four times the repeats.
     """
     sizes = config["batch_sizes"]
     runs = {f"step of {n}": (n, STEPS_IN_A_ROW * n) for n in sizes}

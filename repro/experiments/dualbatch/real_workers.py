@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from repro.experiments import judge
@@ -17,7 +16,7 @@ from repro.experiments.dualbatch.runs import CIFAR, HALF, KS, OWN, PAPER, K
 from repro.experiments.judge import BySeed, Cases, Cell, Estimate, NotRun, cases, or_none
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import Summary
+from repro.report import summary
 
 Kind = dict[str, Any]  # of epoch: as asked for, its plan, and its wall seconds by round or process
 
@@ -81,13 +80,8 @@ def time_ratio(results: Results, first: Cell, second: Cell, digits: int = 2) -> 
 # Tables 8 and 10: what cycling the resolution saves.
 
 
-def saving(results: Results, role: str) -> Cases:
-    """The time of the hybrid scheme over dual-batch learning's, of all epochs of Table 7 or 9."""
-    return cases([role], partial(cycled, results))
-
-
 def cycled(results: Results, role: str) -> Estimate:
-    """The same; `NotRun` where no time was measured."""
+    """The time of the hybrid scheme over dual-batch learning's, of all epochs of Table 7 or 9."""
     kinds = kinds_of(results, role)
     spans = PAPER["table7" if role == CIFAR else "table9"]["epochs"]
     epochs = [sum(b - a + 1 for a, b in spans[n :: len(kinds)]) for n in range(len(kinds))]
@@ -96,7 +90,7 @@ def cycled(results: Results, role: str) -> Estimate:
     dual = [sum(epochs) * turn[-1] for turn in turns]
     sides = [f"{n} at {k['resolution']} px" for n, k in zip(epochs, kinds, strict=True)]
     label = f"{' + '.join(sides)} for {sum(epochs)} epochs, two real workers"
-    return replace(time_ratio(results, hybrid, dual), label=label)
+    return time_ratio(results, hybrid, dual).named(label)
 
 
 # A plan for times measured here.
@@ -114,7 +108,7 @@ def own_plan_table(results: Results) -> Iterator[dict[str, Any]]:
     for kind in or_none(kinds_of, results, OWN) or ():
         row = {"plan": f"two real workers, {kind['resolution']} px", "k": kind["k"]}
         row["B_S"] = kind["plan"]["small_batch"] if kind["plan"] else None
-        yield row | {"wall of an epoch (s)": Summary.of(kind["seconds"]).text(3)}
+        yield row | {"wall of an epoch (s)": summary(kind["seconds"], 3)}
 
 
 def _planned(results: Results) -> list[Record]:

@@ -17,7 +17,7 @@ from repro.experiments.dualbatch.real_workers import rounds
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, or_none, ratio
 from repro.experiments.query import Results
 from repro.records import Record
-from repro.report import DASH, Summary
+from repro.report import DASH, summary
 
 
 def _name(sync: str, bound: int | None = runs.BOUND) -> str:
@@ -38,15 +38,15 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
         ran.append((slow, rule, _of(results, sync, rule, staleness=bound, straggler=factor)))
     for name, merge, records in ran:
         if records:
-            loss = Summary.of(cells.final(results, records, "test_loss"))
-            accuracy = Summary.of(cells.final(results, records, "accuracy")).text()
+            losses = cells.final(results, records, "test_loss")
+            accuracy = summary(cells.final(results, records, "accuracy"))
             staleness = np.mean([record.metrics["staleness"] for record in records])
             row = {"synchronisation": name, "merge": merge, "accuracy (%)": accuracy}
-            row["loss"] = loss.text(3) if math.isfinite(loss.mean) else "not finite"
+            row["loss"] = summary(losses, 3) if all(map(math.isfinite, losses)) else "not finite"
             yield row | {"n": len(records), "staleness, mean": f"{staleness:.2f}"}
     for sync, seconds in (or_none(rounds, results) or {}).items():
         name = f"{_name(sync)}, two real workers, a round of epochs"
-        yield {"synchronisation": name, "wall (s)": Summary.of(seconds).text(3)}
+        yield {"synchronisation": name, "wall (s)": summary(seconds, 3)}
 
 
 def asp_faster(results: Results) -> Cases:

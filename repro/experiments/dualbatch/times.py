@@ -161,7 +161,7 @@ def _trend(results: Results, of: str, trend: Trend, **form: Any) -> Cases:
         turns = zip(*by_size.values(), strict=True)
         values = [trend(dict(zip(by_size, turn, strict=True))) for turn in turns]
         label = f"{name}: twice the batch" if trend is doubling else name
-        return replace(_mean(results, values, **form), label=label)
+        return _mean(results, values, **form).named(label)
 
     return cases(timed, estimated)
 
@@ -187,10 +187,10 @@ def _farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Esti
         ends |= {one: (-math.inf, math.inf) for one, (low, _) in ends.items() if math.isnan(low)}
         far = max(ends, key=lambda one: max(-ends[one][0], ends[one][1]))
         sure = max(ends, key=lambda one: max(ends[one][0], -ends[one][1]))
-        found[name] = replace(widened[far], label=f"farthest of {len(errors)}: {far}")
+        found[name] = widened[far].named(f"farthest of {len(errors)}: {far}")
         if sure != far:
             label = f"surest of {len(errors)}: {sure}"
-            found[f"{name}, surest"] = replace(widened[sure], label=label)
+            found[f"{name}, surest"] = widened[sure].named(label)
     return found
 
 

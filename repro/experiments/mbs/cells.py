@@ -7,19 +7,16 @@ from functools import partial
 from typing import Any
 
 from repro.experiments import design
+from repro.experiments.design import paper_toml
 from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, or_none
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PUBLISHED, ROLES, task_of
 from repro.experiments.query import Results
 from repro.experiments.view import panel, stand_ins
 from repro.records import Record
-from repro.report import Summary
+from repro.report import summary
 
 WAYS = ("without", "with")
-_NAMES = {
-    "resnet_cifar": "ResNet-{depth}",
-    "amoebanet_d": "AmoebaNet-D of {num_layers} layers",
-    "unet": "U-Net of width {width}",
-}
+_NAMES: dict[str, str] = paper_toml("mbs")["networks"]
 _LIMITED = ("train", "size", "step")  # experiments that keep to a memory limit
 _DATA = {"segmentation": "Carvana", "classification": "Flowers-102"}  # the paper's
 
@@ -49,7 +46,7 @@ def in_points(records: Sequence[Record], first: BySeed, second: BySeed) -> Estim
     tested = [r.config["test_samples"] for r in records if r.config["role"] in CLASSIFIERS]
     image = 100 / min((count or math.inf for count in tested), default=math.inf)
     found = difference(first, second, "points", resolution=image)
-    return replace(found, label=ran_as(records[0].config["role"], records))
+    return found.named(ran_as(records[0].config["role"], records))
 
 
 def gap(results: Results, first: Sequence[Record], second: Sequence[Record]) -> Estimate:
@@ -85,7 +82,7 @@ def check(
 def result(records: Sequence[Record], values: Sequence[float]) -> str:
     """Return the mean over seeds, or how the runs ended where none was trained."""
     if values or not records:
-        return Summary.of(values).text() if values else "not run"
+        return summary(values) if values else "not run"
     return {"ok": "1 step fits"}.get(status := records[0].status, status.replace("_", " "))
 
 

@@ -5,7 +5,6 @@ another normalisation show its effect. Does the loss have to be normalised?
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -67,7 +66,7 @@ def same_curves(results: Results) -> Cases:
             found = judge.ratio(with_, without, digits=3)
         else:
             found = judge.difference(with_, without, "points")
-        return replace(found, label=f"{cells.ran_as(role, results.records)}, {quantity}")
+        return found.named(f"{cells.ran_as(role, results.records)}, {quantity}")
 
     return cases((f"{r}, {q}" for r in runs.CLASSIFIERS for q in ("accuracy", "loss")), compare)
 
@@ -201,7 +200,7 @@ def closer(results: Results) -> Cases:
     if diverged and with_:
         return {name: Exact(True, f"{diverged} trainings without normalisation diverged")}
     label = f"{name}: distance without less distance with"
-    return {MEAN_LOSS: replace(judge.difference(without, with_, digits=3), label=label)}
+    return {MEAN_LOSS: judge.difference(without, with_, digits=3).named(label)}
 
 
 NORMALISATION = cells.artefact(

@@ -16,7 +16,7 @@ from repro.experiments.mbs import cells, runs
 from repro.experiments.mbs.runs import CLASSIFIERS, INITIAL, PAPER, ROLES, paper_rows
 from repro.experiments.query import Results, one_machine
 from repro.records import Record
-from repro.report import Summary, mean_std
+from repro.report import mean_std, summary
 
 MIB = 2**20
 ROLES_1 = ("ResNet-50", "U-Net")  # of Table 1
@@ -173,7 +173,7 @@ def epoch_ratio(results: Results, case: str) -> Estimate:
         found = paired_ratio(*both, 3, trials=trials)
     else:
         found = judge.ratio(*both, 3)
-    return replace(found, label=f"{cells.ran_as(role, results.records)}, {size}")
+    return found.named(f"{cells.ran_as(role, results.records)}, {size}")
 
 
 def halved_step_ratio(results: Results, role: str) -> Estimate:
@@ -181,8 +181,7 @@ def halved_step_ratio(results: Results, role: str) -> Estimate:
     record = results.measured("overhead", role=role)
     halved, undivided = (record.timings[way]["samples_s"] for way in ("halved", "undivided"))
     trials = "processes" if len(results.ok("overhead", role=role)) > 1 else "rounds"
-    found = paired_ratio(halved, undivided, 3, trials=trials)
-    return replace(found, label=cells.ran_as(role, [record]))
+    return paired_ratio(halved, undivided, 3, trials=trials).named(cells.ran_as(role, [record]))
 
 
 def epoch_time(results: Results, roles: Sequence[str]) -> Cases:
@@ -271,7 +270,7 @@ def table_4_5(results: Results, name: str) -> Iterator[dict[str, Any]]:
             "paper (%)": mean_std(row.get(way)),
             "ours (%)": cells.result(records, values),
             "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
-            "ours (s/epoch)": seconds and Summary.of(seconds).text(),
+            "ours (s/epoch)": seconds and summary(seconds),
             "n": len(values) or len(records),
             "ours, gain (points)": gained,
             "ours, time (ratio)": longer,
@@ -303,8 +302,7 @@ def figure_4_5(results: Results, name: str) -> Any:
         }
         undivided_runs = _beyond(results, role, False)
         refused[title] = {n for n, status in undivided_runs if status == "out_of_memory"}
-    neutral, style = {better: 0.0, longer: 1.0}, plots.styles(("without MBS", "with MBS"))
-    return plots.against_mini_batch(panels, refused, neutral, style["with MBS"])
+    return plots.against_mini_batch(panels, refused, {better: 0.0, longer: 1.0})
 
 
 def _artefact(name: str, roles: Sequence[str], **further: Callable[[Results], Cases]) -> Artefact:

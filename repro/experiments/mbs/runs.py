@@ -28,11 +28,7 @@ NORMS = {  # of paired trainings
     ("group", "float64"): "GroupNorm, in float64",
 }
 FILES_ROLE = "ResNet-50"
-READINGS = {
-    "memory": "in memory",
-    "ahead": "from files, a mini-batch ahead",
-    "asked": "from files, when asked for",
-}
+READINGS: dict[str, str] = _TOML["readings"]  # of images, in words
 
 
 def task_of(role: str) -> str:

@@ -1,7 +1,6 @@
 """Do copies and reading hide behind computation? (Figure 2, section 4.3.3)"""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -10,7 +9,7 @@ from repro.experiments.judge import Cases, Estimate, NotRun, mean_of, paired_rat
 from repro.experiments.mbs.cells import artefact, marks, ran_as, told, whose
 from repro.experiments.mbs.runs import FILES_ROLE, READINGS, file_epochs, paper_rows, timeline
 from repro.experiments.query import Results
-from repro.report import Summary
+from repro.report import summary
 
 Spans = Sequence[Sequence[Any]]  # kind, micro-batch, start, end in seconds
 
@@ -38,7 +37,7 @@ def stages(results: Results) -> Iterator[dict[str, Any]]:
     names = {"copy": metrics["copied"], "compute": "forward + backward", "update": "optimizer step"}
     for kind, stage in names.items():
         ms = [1e3 * (end - start) for own, _, start, end in spans if own == kind]
-        yield {"stage": stage, "n": len(ms), "each (ms)": Summary.of(ms).text()}
+        yield {"stage": stage, "n": len(ms), "each (ms)": summary(ms)}
 
 
 def figure2(results: Results) -> Any:
@@ -84,7 +83,7 @@ def overlap(results: Results) -> Cases:
         raise NotRun("a CPU has no copy engine; needs a GPU")
     shares = [100 * share for share in hidden_shares(record.metrics["spans"])]
     hidden = mean_of(shares, unit="% of a copy's time", trials="micro-batches")
-    return {"ResNet-50": replace(hidden, label=f"{ran_as('ResNet-50', [record])}: hidden")}
+    return {"ResNet-50": hidden.named(f"{ran_as('ResNet-50', [record])}: hidden")}
 
 
 FIGURE2 = artefact(
@@ -117,11 +116,10 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
     for (run, _), (reading, said) in product(results.expected[:1], READINGS.items()):
         small, large = sorted({mini for mini, _, _ in run.config["ways"].values()})
         seconds = _epochs_s(results, reading) if results.ok("file_epochs") else {}
-        took = {n: Summary.of(seconds.get(n, ())) for n in (small, large)}
         yield {
             "images": said,
             "n": len(seconds.get(small, ())),
-            **{f"B = {n} (s/epoch)": summary.text() for n, summary in took.items()},
+            **{f"B = {n} (s/epoch)": summary(seconds.get(n, ())) for n in (small, large)},
             "larger / smaller": told(growth, results, reading),
             "paper, larger / smaller": f"×{paper[large] / paper[small]:.3f}",
         }

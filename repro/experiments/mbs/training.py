@@ -134,8 +134,6 @@ class Task:
     ) -> Step:
         """Return a training step: streamed by Algorithm 1, or undivided where `micro` is None."""
         updates = optimizer or self.optimizer(model)
-        if micro is None and self.low is None:
-            return plain.plain_step(model, self.loss, updates, self.device)
         if micro is None:
             passes = CapturedPasses(model, self.loss, self.low, captured=False)
             return captured_step(passes, updates)

@@ -177,7 +177,6 @@ def timed_forms(
 
 
 def _forms(config: Config) -> dict[str, dict[str, Any]]:
-    """The options of `tune` for each form."""
     free = config["algorithms"][: config["free"]]
     forms: dict[str, dict[str, Any]] = {
         FREE: {"strict": False, "workspace_limit": 512 * MIB, "algorithms": free}

@@ -7,7 +7,6 @@ convolutions and without a limit, undivided within it, and divided.
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from repro import plots
@@ -93,7 +92,7 @@ def over_undivided(results: Results, role: str) -> Estimate:
         note = f"{fallen}{names}; {note}"
         if 2 * needed > kernels:
             raise NotRun(f"{measured.FALLBACK}: {faster}; {note}")
-    return replace(faster, label=f"{network_name(record)}, {limit}:", note=note)
+    return faster.named(f"{network_name(record)}, {limit}:", note)
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -167,7 +166,7 @@ def wd_over_wr(results: Results) -> Cases:
             wd = f"WD {total:g} MiB {policy}"
             label = f"{network_name(record)}, {total:g} MiB in all, both {policy}:"
             note = f"WD is {gain(record, PLAIN, wd)} of torch's own speed without a limit"
-            return {"AlexNet": replace(gain(record, f"WR {policy}", wd), label=label, note=note)}
+            return {"AlexNet": gain(record, f"WR {policy}", wd).named(label, note)}
     raise NotRun("no records of WD with as much in all")
 
 
@@ -183,7 +182,7 @@ def no_slower(results: Results) -> Cases:
         plain, again, free = _most_rounds(record, PLAIN, AGAIN, FREE)
         label = f"{network_name(record)}, {divided} kernels divided:"
         note = f"torch's own over itself {gain(record, again, plain)}"
-        return replace(gain(record, free, plain), label=label, note=note)
+        return gain(record, free, plain).named(label, note)
 
     if all(map(untouched, ran.values())):
         raise NotRun(f"tune left as they were: {', '.join(ran)}" if ran else "no records")

@@ -7,7 +7,6 @@ get most of a workspace that is shared out (WD).
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -92,7 +91,7 @@ def workspace_as_large(results: Results) -> Cases:
     kept = frame[[*_KEPT]].sum().sum()
     text = f"{taken:,.1f} MiB of workspace within {told}, for {kept:,.1f} of data and filters:"
     over = max(taken, 1 / MIB) / kept  # a byte, where none is taken
-    return {"AlexNet": replace(deterministic(over, log=True), label=text)}
+    return {"AlexNet": deterministic(over, log=True).named(text)}
 
 
 def fast_needs_more(results: Results) -> Cases:
@@ -101,8 +100,6 @@ def fast_needs_more(results: Results) -> Cases:
     The fastest within the ample limit; the evidence names the one that fits into the small one.
     """
     kernels = measured.entries(measured.alexnet(results))
-    if not kernels:
-        raise NotRun("no records")
     small, ample = (Cell(limit).limit_mib(results.profile) for limit in (SMALL, AMPLE))
     needs: dict[str, Exact] = {}
     for entry in kernels:
@@ -115,7 +112,7 @@ def fast_needs_more(results: Results) -> Cases:
         more = fastest.workspace_bytes > small * MIB
         text = f"needs more ({instead})" if more else "needs no more"
         needs[measured.label(entry)] = Exact(more, text)
-    if not needs:
+    if kernels and not needs:
         raise NotRun(f"no kernel fits into {ample} MiB undivided")
     return needs
 
@@ -275,7 +272,7 @@ def admits_algorithm(results: Results) -> Cases:
 def conv2_faster(results: Results) -> Cases:
     """The speed-up of conv2."""
     cell, _, _ = _bound_cell(results)
-    return {"conv2": replace(conv2_gain(results, cell), label=f"conv2, {cell[0]} MiB, {cell[1]}:")}
+    return {"conv2": conv2_gain(results, cell).named(f"conv2, {cell[0]} MiB, {cell[1]}:")}
 
 
 FIGURE10 = runs.artefact(
@@ -361,7 +358,7 @@ def middle_layers_most(results: Results) -> Cases:
     middle = sum(need for layer, need in needs if layer in ("conv2", "conv3"))
     share = 100 * middle / max(1, sum(need for _, need in needs))
     text = f"conv2 and conv3 hold {share:.1f} %; over a half:"
-    return {"AlexNet": replace(unsure(share - 50, unit="points", digits=1), label=text)}
+    return {"AlexNet": unsure(share - 50, unit="points", digits=1).named(text)}
 
 
 def late_layers_little(results: Results) -> Cases:
@@ -372,7 +369,7 @@ def late_layers_little(results: Results) -> Cases:
     text = f"the most, {most}'s {late[most]:.2f} MiB, over {paper.told(results.profile)}:"
     # A byte, where none has anything.
     over = max(late[most], 1 / MIB) / paper.limit_mib(results.profile)
-    return {"AlexNet": replace(unsure(over, log=True), label=text)}
+    return {"AlexNet": unsure(over, log=True).named(text)}
 
 
 FIGURE12 = runs.artefact(

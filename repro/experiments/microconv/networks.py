@@ -127,7 +127,7 @@ def divided_faster(results: Results, limit_mib: int) -> Cases:
     if limit_mib == SMALL and unfit(undivided) and not unfit(divided):
         return {"AlexNet": Exact(False, f"only divided, {unfit(undivided)} fit")}
     label = f"{_told(results, divided, limit_mib)}:"
-    gain = replace(gained(undivided, divided), label=label)
+    gain = gained(undivided, divided).named(label)
     return {"AlexNet": noted(gain, measured.over_torch(divided), entries(undivided))}
 
 
@@ -147,7 +147,7 @@ def memory_cost(results: Results) -> Cases:
     measured.need_binding(need(results, Cell(MODERATE)), [large, small])
     ample = Cell(AMPLE).told(results.profile)
     label = f"time of {_told(results, small, MODERATE)} over undivided within {ample}:"
-    gain = replace(gained(small, large), label=label)
+    gain = gained(small, large).named(label)
     return {"AlexNet": noted(gain, measured.over_torch(small), entries(large))}
 
 
@@ -159,7 +159,7 @@ def power_of_two_as_good(results: Results) -> Cases:
             need(results, Cell(int(limit), policy)) for policy in runs.POLICIES
         )
         measured.need_binding(undivided, [or_none(need, results, Cell(AMPLE)), two, every])
-        return replace(gained(two, every), label=f"{limit} MiB, powerOfTwo over all:")
+        return gained(two, every).named(f"{limit} MiB, powerOfTwo over all:")
 
     found = cases(map(str, runs.LIMITS_MIB), cost)
     return {name: case for name, case in found.items() if isinstance(case, Estimate)} or found
@@ -258,7 +258,7 @@ def wd_faster(results: Results) -> Cases:
         measured.need_binding(undivided, [*more, wd])
         total, apiece = (cell.told(results.profile) for cell in (shared, apart))
         label = f"{network_name(wd, True)}, {total} in all over {apiece} for each:"
-        gain = replace(gained(undivided, wd), label=label)
+        gain = gained(undivided, wd).named(label)
         return noted(gain, measured.over_torch(wd), entries(undivided))
 
     return cases(COMPARISONS, faster)

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of, ratio
@@ -58,7 +57,7 @@ def power_of_two_saves(results: Results) -> Cases:
     how = f"at a mini-batch of {every.config['batch']}, each tuned once"
     how += f" in each of {len(ours)} processes" if len(ours) > 1 else ""
     taken = ratio(ours, theirs, trials="processes")
-    return {"AlexNet": replace(taken, label="powerOfTwo over all", note=f"{counts} {how}")}
+    return {"AlexNet": taken.named("powerOfTwo over all", f"{counts} {how}")}
 
 
 def _over_paper(results: Results, name: str) -> Estimate:
@@ -71,12 +70,7 @@ def _over_paper(results: Results, name: str) -> Estimate:
         label = f"its own {variables} variables, {taken} of {total} MiB taken ({name})"
     samples = [1e3 * s / PAPER_MS[name] for s in record.timings[name]["samples_s"]]
     over = mean_of(samples, log=True, trials="rounds")
-    return replace(over, label=f"{label}, over {PAPER_MS[name]} ms:")
-
-
-def solver_resnet50(results: Results) -> Cases:
-    """The time of a programme with as many variables over GLPK's."""
-    return {"ResNet-50": _over_paper(results, RESNET50)}
+    return over.named(f"{label}, over {PAPER_MS[name]} ms:")
 
 
 def solver_resnet152(results: Results) -> Cases:
@@ -94,7 +88,7 @@ OPTIMISATION = runs.artefact(
     rows=table,
     claims={
         "power_of_two_saves": power_of_two_saves,
-        "solver_resnet50": solver_resnet50,
+        "solver_resnet50": lambda results: {"ResNet-50": _over_paper(results, RESNET50)},
         "solver_resnet152": solver_resnet152,
     },
 )

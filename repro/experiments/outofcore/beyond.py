@@ -98,7 +98,7 @@ def alone_ends(results: Results) -> Cases:
     if alone <= runs.LMS_BATCH and failed > following:
         note = f"{following}, the paper's next batch size, was not tried"
     gap = (judge.unsure if note else judge.deterministic)(alone / runs.LMS_BATCH, log=True)
-    return {RESNET: replace(gap, label=f"{RESNET}, up to {alone}", note=note)}
+    return {RESNET: gap.named(f"{RESNET}, up to {alone}", note)}
 
 
 def speed_kept(results: Results) -> Cases:
@@ -114,7 +114,7 @@ def speed_kept(results: Results) -> Cases:
         if point is None:
             return Exact(False, f"{size} images ran out of memory")
         label = f"{here.ran}, {size} {name.partition(' ')[2]}: time of an image"
-        return replace(here.slowdown(point), label=label)
+        return here.slowdown(point).named(label)
 
     return cases(KEPT, slower)
 
@@ -129,15 +129,13 @@ def faster_with_chunks(results: Results) -> Cases:
     if alone is None:
         raise NotRun(f"without chunks {size} images ran out of memory")
     label = f"{here.ran}, images/s at {size}"
-    return {"images/s": replace(here.speed(chunks, alone), label=label)}
+    return {"images/s": here.speed(chunks, alone).named(label)}
 
 
 def larger_than_peers(results: Results) -> Cases:
     """The largest batch sizes over those of torch's other means."""
     here = Trained(results, runs.MEASURED)
     tried = [mode for mode in runs.PEERS if here.points(mode)]
-    if not tried:
-        raise NotRun("no records")
     # Any larger batch size will do: ours need not have been tried further.
     return cases(tried, lambda mode: here.larger(CHUNKS, mode, 1.01))
 
@@ -209,9 +207,7 @@ def chunks_cost(results: Results) -> Cases:
         for batch, alone in at.trained(SCHEDULE).items():
             if batch > (at.base or 0) and batch in chunks:
                 gap, label = at.speed(alone, chunks[batch]), f"{at.ran} at {batch}"
-                found[f"{at.role} at {batch}"] = replace(gap, label=f"{label}: time of an image")
-    if not found:
-        raise NotRun("no records")
+                found[f"{at.role} at {batch}"] = gap.named(f"{label}: time of an image")
     return found
 
 

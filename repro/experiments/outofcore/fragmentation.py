@@ -1,7 +1,6 @@
 """What do chunks do for fragmentation: how much of the memory can be used? (Figures 3 and 5)"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -60,7 +59,7 @@ def budget_halved(results: Results) -> Cases:
         if not given or not limit:
             raise NotRun(f"{size} images cannot be given any budget")
         label = f"{found[role].ran}: budget at {size} over the memory"
-        return replace(deterministic(given / limit, log=True), label=label)
+        return deterministic(given / limit, log=True).named(label)
 
     found = points.with_allocators(results, [runs.RESNET])
     return cases(found, budget)
@@ -83,7 +82,7 @@ def less_unused(results: Results, roles: Sequence[str]) -> Cases:
             raise NotRun("no batch size trains both with chunks and without")
         ours, theirs = (unused(own[batch], at.limit) for own in (chunks, alone))
         label = f"{at.ran}, at {batch}: {ours:.0f} % of the memory for {theirs:.0f} %,"
-        return replace(deterministic(ours - theirs, unit="points", digits=0), label=label)
+        return deterministic(ours - theirs, unit="points", digits=0).named(label)
 
     found = points.with_allocators(results, roles)
     return cases(roles, less)

@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -197,7 +197,7 @@ class Trained:
                 note = f"{LABELS[other]} was tried with nothing between {second} and {failed_other}"
         label = f"{self.ran}: {first} {LABELS[one]} over {second} {LABELS[other]}"
         found = (unsure if note else deterministic)(ratio, log=True)
-        return replace(found, label=label, note=note)
+        return found.named(label, note)
 
 
 def by_batch(records: Iterable[Record]) -> list[Record]:

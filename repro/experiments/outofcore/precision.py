@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from repro.experiments.judge import Cases, NotRun, deterministic, ratio
@@ -62,7 +61,7 @@ def speed_kept(results: Results) -> Cases:
             raise NotRun(f"{runs.LABELS[name]} trains no {batch} images")
         times.append(row["time_s"] / batch)
     gap, half = deterministic(times[0] / times[1], log=True), runs.HALVES[0]
-    return {half: replace(gap, label=f"{runs.RESNET}, {half}: time of an image of {LARGEST}")}
+    return {half: gap.named(f"{runs.RESNET}, {half}: time of an image of {LARGEST}")}
 
 
 def keeps_as_much(results: Results) -> Cases:
@@ -73,13 +72,11 @@ def keeps_as_much(results: Results) -> Cases:
         raise NotRun("the largest in core in half precision was not timed in turns")
     one_machine([record, *others.values()])
     network = ran(others.values(), runs.RESNET)
-    return {
-        precision: replace(
-            ratio(point.paces, whole.paces, trials="rounds"),
-            label=f"{network}, {precision}: slowdown over float32's",
-        )
-        for precision, point in points.items()
+    gaps = {
+        name: ratio(point.paces, whole.paces, trials="rounds") for name, point in points.items()
     }
+    said = "slowdown over float32's"
+    return {name: gap.named(f"{network}, {name}: {said}") for name, gap in gaps.items()}
 
 
 PRECISION = artefact(

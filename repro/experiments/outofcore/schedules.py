@@ -1,7 +1,6 @@
 """How fast are schedules where they are run, not simulated? (section 3 against section 2's)"""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -61,7 +60,7 @@ def faster(results: Results, one: str, others: tuple[str, ...]) -> Cases:
         network = ran(results.select(BY_SCHEDULE, role=RESNET), RESNET)
         trials = "processes" if _several(results) else "rounds"
         gap = ratio(theirs.paces, ours.paces, trials=trials)
-        return replace(gap, label=f"{network}, images/s over {SCHEDULES[other]}")
+        return gap.named(f"{network}, images/s over {SCHEDULES[other]}")
 
     return cases(others, over)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from repro.experiments.design import paper_toml
 from repro.experiments.judge import (
     BySeed,
@@ -26,7 +28,7 @@ from repro.experiments.together.runs import STRATEGIES, TRAIN, artefact, trainin
 from repro.experiments.view import panel
 from repro.plots import legend_below, log_ticks, new_axes, styles
 from repro.records import Record
-from repro.report import DASH, Summary
+from repro.report import DASH, summary
 
 
 def final(record: Record, name: str) -> float:
@@ -56,10 +58,8 @@ def tuned(results: Results, strategy: str) -> Tuned:
     """Choose a strategy's rate.
 
     The search is over the seeds that all rates have; more may follow at the rate found. A rate at
-    which a training diverged is not chosen.
-
-    Raises:
-        NotRun: A rate has no records, so that this would be another search, or all diverged.
+    which a training diverged is not chosen. `NotRun` where a rate has no records, so that this
+    would be another search, or all diverged.
     """
     planned = [run.config for run, _ in results.expected if run.experiment == TRAIN]
     rates = sorted({config["rate"] for config in planned if config["strategy"] == strategy})
@@ -140,10 +140,10 @@ def table(results: Results) -> Iterator[dict[str, Any]]:
         yield {
             "strategy": STRATEGIES[strategy],
             "rate found": f"{at_rate.rate:g}{untuned}",
-            "test accuracy (%)": Summary.of(final(r, "test") for r in records).text(),
+            "test accuracy (%)": summary(final(r, "test") for r in records),
             "n": str(len(records)),
             "less fixed (points)": _over_fixed(less, *ours),
-            "updates": Summary.of(final(r, "updates") for r in records).text(0),
+            "updates": summary((final(r, "updates") for r in records), 0),
             "updates over fixed": _over_fixed(over, *ours, "updates"),
             "seconds here": DASH if math.isnan(elapsed) else f"{elapsed:.1f}",
             PARALLEL: _over_fixed(over, *ours, "parallel"),
@@ -160,12 +160,9 @@ def figure(results: Results) -> Any:
         look = looks[label] | {"ls": "", "ms": 7, "elinewidth": 1, "mec": ringed}
         look["label"] = f"{label} (untuned)" if at_rate.edge else label
         for axis, cost in zip(axes[0], ("updates", "parallel"), strict=True):
-            ends, spent = (
-                Summary.of(final(record, name) for record in at_rate.shown)
-                for name in ("test", cost)
-            )
-            spreads = [one.std if one.n > 1 else None for one in (ends, spent)]
-            axis.errorbar(spent.mean, ends.mean, *spreads, **look)
+            ends, spent = ([final(r, name) for r in at_rate.shown] for name in ("test", cost))
+            spreads = [np.std(own, ddof=1) if len(own) > 1 else None for own in (ends, spent)]
+            axis.errorbar(np.mean(spent), np.mean(ends), *spreads, **look)
     first, second = axes[0]
     first.set(xlabel="updates (logarithmic)", ylabel="test accuracy (%)")
     if first.lines:  # a logarithmic axis needs numbers
@@ -204,7 +201,7 @@ def together_wins(results: Results) -> Cases:
 
     def gain(name: str) -> Estimate:
         gap = replace(less(results, name, best), candidates=len(runs.TOGETHER))
-        return replace(gap, label=f"{STRATEGIES[name]} less {STRATEGIES[best]}")
+        return gap.named(f"{STRATEGIES[name]} less {STRATEGIES[best]}")
 
     return cases(runs.TOGETHER, gain)
 

@@ -48,7 +48,7 @@ def speed(point: Point | None, label: str = "") -> Estimate:
     if point is None or not point["fits"]:
         raise NotRun("no records")
     found = mean_of([1 / slow for slow in point["slowdowns"]], log=True, trials="rounds")
-    return replace(found, label=label and f"{label}, mini-batch {point['batch']}")
+    return found.named(label and f"{label}, mini-batch {point['batch']}")
 
 
 def measured(results: Results) -> dict[tuple[str, str], dict[int, Point]]:
@@ -174,7 +174,7 @@ def streaming_over_swapping(results: Results) -> Cases:
     def over(network: str) -> Estimate:
         last, streamed, swapped = _both(results, network, "mbs", "outofcore")
         found = ratio(swapped["slowdowns"], streamed["slowdowns"], trials="rounds")
-        return replace(found, label=f"{network} at ×{last}")
+        return found.named(f"{network} at ×{last}")
 
     return cases(NETWORKS, over)
 

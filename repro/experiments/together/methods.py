@@ -161,10 +161,8 @@ class Method:
 
     Args:
         config: Names the method and the network.
-        problem: The mini-batch.
         micro: Most samples of a micro-batch, None for methods that take the mini-batch whole.
         limit: In bytes, of out-of-core training.
-        device: Where it computes.
     """
 
     def __init__(

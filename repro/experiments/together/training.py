@@ -141,7 +141,6 @@ def train(config: Config, seed: int, data: ImageData, device: str) -> Outcome:
 def _built(
     config: Config, classes: int, device: str, rate: float
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model on a device, and its optimizer."""
     model = model_of(config, device, num_classes=classes)
     options: dict[str, Any] = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
     if config.get("captured"):  # in one launch a step: many small ones cost more
