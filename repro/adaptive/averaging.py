@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from repro.adaptive.optimizers import INDEPENDENT, is_dense, no_gradient, without_autocast
+from repro.adaptive.optimizers import INDEPENDENT, is_dense, no_gradient
 from repro.adaptive.processes import PeerError, lost_peer
 from repro.adaptive.reading import Parameters, held_elsewhere, is_compiled
 from repro.measure import accelerator
+from repro.measure.precision import without_autocast
 
 Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
 METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
@@ -97,10 +98,7 @@ class Allreduce:
         self._under_way = True
 
     def end(self) -> set[Tensor]:
-        """End a mini-batch's backward passes, which wait for the last bucket.
-
-        Returns the parameters of averaged gradients.
-        """
+        """End a mini-batch's backward passes; return the parameters of averaged gradients."""
         self._under_way = False
         self._blocked_s = time.perf_counter() - self._last_start
         averaged, self._averaged = self._averaged, set()
@@ -109,8 +107,7 @@ class Allreduce:
     def abandon(self) -> None:
         """Discard a failed mini-batch, alike in all processes, whichever micro-batch failed.
 
-        Torch expects gradients from a forward pass on, and would average those of the next
-        micro-batch, whatever `no_sync` says.
+        Torch would average the gradients of the next micro-batch, whatever `no_sync` says.
         """
         if not self._under_way:
             return
@@ -159,7 +156,11 @@ class Bucket:
         self.received = torch.empty_like(self.flat)  # n from each process
         self.part = self.flat.new_empty(padded // processes)  # (n,), this process's share
         pieces = self.flat[: sum(sizes)].split(sizes)
-        self.views = {p: view_like(part, p) for part, p in zip(pieces, parameters, strict=True)}
+        # In the layout that torch gives gradients: fused optimizers go through memory in its order.
+        self.views = {
+            p: piece.as_strided(p.shape, p.stride()) if is_dense(p) else piece.view(p.shape)
+            for piece, p in zip(pieces, parameters, strict=True)
+        }
         self.missing = set(parameters)  # parameters without a gradient yet
         self.pending = False  # being averaged, or averaged and not applied yet
         self.ready = threading.Event()
@@ -167,13 +168,6 @@ class Bucket:
         self.communication_s = self.summation_s = 0.0
         device = first.device
         self.filled, self.averaged = (accelerator.new_event(device) for _ in range(2))
-
-
-def view_like(piece: Tensor, parameter: Tensor) -> Tensor:
-    """Return a piece of memory in the shape and layout that torch gives a parameter's gradient."""
-    if is_dense(parameter):  # fused optimizers go through both in the order of memory
-        return piece.as_strided(parameter.shape, parameter.stride())
-    return piece.view(parameter.shape)
 
 
 def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bucket]:
@@ -322,12 +316,9 @@ class OverlappedAverager:
             bucket.pending = False
 
     def defer(self) -> None:
-        """Apply the updates that must not be late, and leave the others for later.
-
-        Those are by the optimizer's present settings: until then the caller may change the rate,
-        wrap `step` or add hooks.
-        """
+        """Apply the updates that must not be late, and leave the others for later."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
+        # Until then the caller may change the rate, wrap `step` or add hooks.
         self._saved = [
             {
                 name: value.clone() if isinstance(value, Tensor) else value

@@ -5,14 +5,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from repro.adaptive.distance import StartingPoint
-from repro.measure.checks import is_whole
+from repro.measure.checks import is_number, whole
 
 
 class DivergedError(ValueError):
@@ -53,8 +52,8 @@ class Saturation:
     threshold: float = 0.01  # share below the lowest so far from which a cost counts as lower
 
     def __post_init__(self) -> None:
-        check_whole("patience", self.patience, 1)
-        check_number("threshold", self.threshold, lambda x: 0 <= x < 1, "from 0 to below 1")
+        whole("patience", self.patience, 1)
+        checked_number("threshold", self.threshold, lambda x: 0 <= x < 1, "from 0 to below 1")
 
 
 class BatchController:
@@ -90,29 +89,28 @@ class BatchController:
         warmup: int = 0,
         warmup_from: float = 0.0,
     ) -> None:
-        check_whole("initial_batch", initial_batch, 1)
-        check_whole("max_batch", max_batch, initial_batch)
-        check_whole("warmup", warmup, 0)
-        check_number("initial_lr", initial_lr, lambda x: x > 0, "above 0")
-        check_number("growth", growth, lambda x: x > 1, "above 1")
-        check_number("lr_exponent", lr_exponent, lambda x: x >= 0, "at least 0")
-        check_number("decay", decay, lambda x: 0 < x <= 1, "above 0 and at most 1")
+        # Python's numbers, also for numpy's, which no checkpoint takes.
+        self.initial_batch = whole("initial_batch", initial_batch, 1)
+        self.max_batch = whole("max_batch", max_batch, self.initial_batch)
+        self.warmup = whole("warmup", warmup, 0)
+        self.initial_lr = checked_number("initial_lr", initial_lr, lambda x: x > 0, "above 0")
+        self.growth = checked_number("growth", growth, lambda x: x > 1, "above 1")
+        self.lr_exponent = checked_number(
+            "lr_exponent", lr_exponent, lambda x: x >= 0, "at least 0"
+        )
+        self.decay = checked_number("decay", decay, lambda x: 0 < x <= 1, "above 0 and at most 1")
         least = f"0 to initial_lr, {initial_lr:g}"
-        check_number("warmup_from", warmup_from, lambda x: 0 <= x <= initial_lr, least)
+        self.warmup_from = checked_number(
+            "warmup_from", warmup_from, lambda x: 0 <= x <= initial_lr, least
+        )
         if not isinstance(decay_at, Saturation):
             if not isinstance(decay_at, Sequence) or list(decay_at) != sorted(set(decay_at)):
                 raise ValueError(
                     f"decay_at is {decay_at!r}; give epochs that rise, such as (80, 120), or a "
                     "Saturation"
                 )
-            for epoch in decay_at:
-                check_whole("decay_at", epoch, 1)
-            decay_at = tuple(map(int, decay_at))
-        # Python's numbers, also for numpy's, which no checkpoint takes.
-        self.initial_batch, self.max_batch = int(initial_batch), int(max_batch)
-        self.initial_lr, self.lr_exponent = float(initial_lr), float(lr_exponent)
-        self.growth, self.decay, self.decay_at = float(growth), float(decay), decay_at
-        self.warmup, self.warmup_from = int(warmup), float(warmup_from)
+            decay_at = tuple(whole("decay_at", epoch, 1) for epoch in decay_at)
+        self.decay_at = decay_at
         self.interval: int | None = None
         self._start: StartingPoint | None = None
         self._epochs = 0  # completed
@@ -291,15 +289,13 @@ class ThetaController(BatchController):
         **options: Any,
     ) -> None:
         super().__init__(initial_batch, max_batch, initial_lr, growth, **options)
-        check_number("tolerance", tolerance, lambda x: x >= 0, "at least 0")
-        if interval is not None:
-            check_whole("interval", interval, 1)
-        self.tolerance = float(tolerance)
+        self.tolerance = checked_number("tolerance", tolerance, lambda x: x >= 0, "at least 0")
+        self.interval = None if interval is None else whole("interval", interval, 1)
+        self.fixed_interval = self.interval
         # Costs: the least, the least since the batch grew, and the level at which it grew.
         self._least_cost = self._least_since = self._grown_at = math.inf
         self._costs: list[float] = []
         self._grown_in = self._losing = 0  # the epoch in which the batch grew; epochs of losses
-        self.fixed_interval = self.interval = None if interval is None else int(interval)
 
     def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         """Algorithm 1, lines 7 to 12, after epoch n; `observe` computes θ (line 8, equation 4)."""
@@ -371,14 +367,8 @@ def _scatter(costs: Sequence[float]) -> float:
     return max(of(costs), of(costs[-_RECENT - 1 :]))
 
 
-def check_whole(name: str, value: int, least: int) -> None:
-    """Raise a ValueError unless the value is an integer of at least `least`."""
-    if not is_whole(value, least):
-        raise ValueError(f"{name} is {value!r}; give a whole number, at least {least}")
-
-
-def check_number(name: str, value: float, allowed: Callable[[float], bool], what: str) -> None:
-    """Raise a ValueError unless the value is finite and `allowed`; the message names the range."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not allowed(value):
+def checked_number(name: str, value: float, allowed: Callable[[float], bool], what: str) -> float:
+    """A finite and `allowed` number as a float; else a ValueError, which names the range."""
+    if not is_number(value) or not allowed(value):
         raise ValueError(f"{name} is {value!r}; give a number {what}")
+    return float(value)

@@ -17,16 +17,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from repro.adaptive.averaging import METHODS, Allreduce, Method, OverlappedAverager, StepTiming
-from repro.adaptive.controller import check_number, check_whole
+from repro.adaptive.controller import checked_number
 from repro.adaptive.loss_check import Checks, Choice, parts_of, weighted
 from repro.adaptive.model_guards import ModelGuard, check_initialized, check_layers
-from repro.adaptive.optimizers import (
-    check_hooks,
-    check_in_parts,
-    check_optimizer,
-    no_gradient,
-    without_autocast,
-)
+from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer, no_gradient
 from repro.adaptive.processes import (
     MAKING,
     PeerError,
@@ -39,7 +33,9 @@ from repro.adaptive.processes import (
 )
 from repro.measure import accelerator
 from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
+from repro.measure.checks import choice, whole
 from repro.measure.loss_parts import LossCheckError, connected
+from repro.measure.precision import without_autocast
 from repro.measure.untouched import bits, stored
 
 LossFunction = Callable[..., Tensor]
@@ -123,20 +119,18 @@ class DataParallel:
                 f"model is a {type(model).__name__}; give the module itself, and micro_batch= to "
                 "compute a mini-batch in parts"
             )
-        choices = {"averaging": (averaging, METHODS), "check": (check, get_args(Choice))}
-        for name, (choice, allowed) in choices.items():
-            if choice not in allowed:
-                raise ValueError(f"{name} is {choice!r}; choose {', '.join(allowed)}")
+        choice("averaging", averaging, METHODS)
+        choice("check", check, get_args(Choice))
         check_initialized(model, trained=True)
         self._device = next(model.parameters()).device
         if bucket_bytes is None:
             bucket_bytes = _BUCKET_BYTES[accelerator.is_accelerator(self._device)]
-        check_whole("bucket_bytes", bucket_bytes, 0)
-        check_number("timeout_s", timeout_s, lambda x: x > 0, "above 0")
+        whole("bucket_bytes", bucket_bytes, 0)
+        checked_number("timeout_s", timeout_s, lambda x: x > 0, "above 0")
         if micro_batch is not None:
-            check_whole("micro_batch", micro_batch, 1)
+            whole("micro_batch", micro_batch, 1)
         if clip_grad_norm is not None:
-            check_number("clip_grad_norm", clip_grad_norm, lambda x: x > 0, "above 0")
+            checked_number("clip_grad_norm", clip_grad_norm, lambda x: x > 0, "above 0")
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.averaging, self.micro_batch, self.overlap = averaging, micro_batch, overlap
         self.grad_norm: Tensor | None = None

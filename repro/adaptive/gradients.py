@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repro.adaptive.controller import DivergedError, check_number
+from repro.adaptive.controller import DivergedError, checked_number
 from repro.adaptive.loss_check import NOT_CHECKED, adds_up, few, is_torchs, loss_check, weighted
 from repro.adaptive.model_guards import check_initialized
 from repro.measure.batches import (
@@ -115,7 +115,7 @@ def stable_batch(norms: Sequence[GradientNorm], tolerance: float = 0.10) -> int:
     they have a similar maximum allowed variance"; the paper does not define "similar": here a norm
     may lie below the smallest batch size's by a share `tolerance`.
     """
-    check_number("tolerance", tolerance, lambda x: 0 <= x < 1, "from 0 to below 1")
+    checked_number("tolerance", tolerance, lambda x: 0 <= x < 1, "from 0 to below 1")
     if not norms:
         raise ValueError("there is no norm to compare; give at least one of gradient_norms")
     if not all(math.isfinite(norm.mean) for norm in norms):

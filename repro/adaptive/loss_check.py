@@ -45,14 +45,8 @@ def parts_of(
 
     For a mean over samples it is the piece's share of samples; for torch's cross-entropy and
     negative log likelihood its share of the class weights of targets that are not ignored; with
-    `weights`, (samples,), its share of these; for a sum 1. Nothing waits for a GPU.
-
-    Args:
-        loss_fn: One of torch's losses, a partial of one, or any mean over samples.
-        targets: Targets of the whole mini-batch.
-        weights: Weight of each sample, or None.
-        samples: Number of samples of the mini-batch.
-        pieces: (first sample, sample after the last) of each piece.
+    `weights`, (samples,), its share of these; for a sum 1. Nothing waits for a GPU. A piece is
+    (first sample, sample after the last).
     """
     known = known_loss(loss_fn)
     if weights is not None:
@@ -148,10 +142,7 @@ class Checks:
         return new or self._checked is not loss_fn or not self._model_checked
 
     def make(self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any) -> bool | None:
-        """Check a mini-batch; a loss that differs from its parts' combined loss is refused.
-
-        Returns whether the loss could be compared, None for a single sample.
-        """
+        """Check a mini-batch; return whether its loss was compared, None for a single sample."""
         if batch.num_samples < 2:
             return None
         check = loss_check(self._model, loss_fn, self._device)

@@ -6,8 +6,7 @@ only), so it is taken as known for torch's own optimizers, and for no others.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,17 +65,6 @@ def _is_torchs(step: Any) -> bool:
     return home.startswith("torch.optim.")
 
 
-@contextmanager
-def without_autocast(kind: str) -> Iterator[None]:
-    """Disable the caller's autocast, meant for forward passes, and its cached old weights."""
-    if not torch.is_autocast_enabled(kind):
-        yield
-        return
-    with torch.autocast(kind, enabled=False):
-        yield
-    torch.clear_autocast_cache()
-
-
 def no_gradient(names: Sequence[str]) -> str:
     """The error text for parameters without a gradient."""
     return (
@@ -87,21 +75,13 @@ def no_gradient(names: Sequence[str]) -> str:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor fills its memory, in any order: no gaps, no element twice."""
-    size = 1
-    for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if count != 1 and stride != size:
-            return False
-        size *= count
-    return True
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def check_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, others: Iterable[Tensor] = ()
 ) -> None:
-    """Refuse an optimizer that would not train the model.
-
-    It must hold all parameters of the model that require a gradient, and no others except `others`.
-    """
+    """Refuse an optimizer without a parameter to train, or with a foreign one."""
     named = dict(model.named_parameters())
     trained = {name: p for name, p in named.items() if p.requires_grad}
     held = {p for group in optimizer.param_groups for p in group["params"]}

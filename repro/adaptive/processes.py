@@ -24,23 +24,20 @@ class PeerError(RuntimeError):
     """Another process ended, hung or lost its connection."""
 
 
-def on_one_machine() -> bool:
-    """Whether all processes of the job run on this machine, according to their environment."""
-    local_size, size = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    if local_size is not None:
-        return local_size == size
-    return os.environ.get("MASTER_ADDR") in (LOOPBACK, "localhost")
-
-
 def _by_loopback(backend: str, timeout: timedelta) -> dict[str, Any]:
-    """Connect by the loopback interface, unless the environment names another.
+    """Connect by the loopback interface if all processes of the job run on this machine.
 
-    Returns where the processes meet: a store there, unless torchrun or the caller has another.
+    Another interface stays if the environment names it. Returns where the processes meet: a store
+    there, unless torchrun or the caller has another.
     """
+    local_size, here = os.environ.get("LOCAL_WORLD_SIZE"), (LOOPBACK, "localhost")
+    meet_here = os.environ.get("MASTER_ADDR") in here
+    if not (meet_here if local_size is None else local_size == os.environ.get("WORLD_SIZE")):
+        return {}
     if interfaces := {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}:
         os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", min(interfaces))
     of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if of_torchrun or os.environ.get("MASTER_ADDR") not in (LOOPBACK, "localhost"):
+    if of_torchrun or not meet_here:
         return {}
     rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     options: dict[str, Any] = {}
@@ -74,8 +71,7 @@ def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0)
     if not dist.is_initialized():
         timeout = timedelta(seconds=timeout_s)
         with with_peers("joining the other processes"):
-            where = _by_loopback(backend, timeout) if on_one_machine() else {}
-            dist.init_process_group(backend, timeout=timeout, **where)
+            dist.init_process_group(backend, timeout=timeout, **_by_loopback(backend, timeout))
     return dist.get_rank(), dist.get_world_size()
 
 

@@ -14,6 +14,16 @@ _TORCHS = frozenset(vars(nn.Module())) - {"_buffers"}  # attributes that torch g
 _CONTAINERS = (dict, list, tuple, set, deque, partial, CellType)
 
 
+def _reading_all(method: Any) -> Any:
+    """A method of `dict` that first updates all parameters."""
+
+    def read(self: "Parameters", *arguments: Any) -> Any:
+        self._update(dict.values(self))
+        return method(self, *arguments)
+
+    return read
+
+
 class Parameters(dict[str, Any]):
     """A module's dictionary of parameters, which updates each parameter before it is read.
 
@@ -36,34 +46,13 @@ class Parameters(dict[str, Any]):
         self._update([parameter])
         return parameter
 
-    def values(self) -> Any:
-        """Return all parameters, updated."""
-        self._update(super().values())
-        return super().values()
-
-    def items(self) -> Any:
-        """Return names and parameters, updated."""
-        self._update(super().values())
-        return super().items()
+    values, items = _reading_all(dict.values), _reading_all(dict.items)
+    pop, popitem = _reading_all(dict.pop), _reading_all(dict.popitem)
+    setdefault = _reading_all(dict.setdefault)
 
     def __iter__(self) -> Any:
         # Overridden, so that dict(...) and {**...} read by keys, and not past these methods.
         return super().__iter__()
-
-    def pop(self, name: str, *default: Any) -> Any:
-        """Remove and return one parameter, updated."""
-        self._update(super().values())
-        return super().pop(name, *default)
-
-    def popitem(self) -> tuple[str, Any]:
-        """Remove and return the last parameter, updated."""
-        self._update(super().values())
-        return super().popitem()
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        """Return one parameter, updated; one that is missing is added."""
-        self._update(super().values())
-        return super().setdefault(name, default)
 
     def copy(self) -> dict[str, Any]:
         """Return a plain dictionary of the parameters, updated."""

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from repro.adaptive.controller import BatchController, DivergedError, check_number, check_whole
+from repro.adaptive.controller import BatchController, DivergedError, checked_number
 from repro.adaptive.gradients import NoiseScale
+from repro.measure.checks import whole
 
 _WINDOW = 10  # epochs of the moving average of noise estimates; the last has weight 1 / 10
 
@@ -28,9 +29,9 @@ class LinearScaling(FixedBatch):
     def __init__(
         self, batch_size: int, base_batch: int, base_lr: float, warmup: int = 5, **options: Any
     ) -> None:
-        check_whole("base_batch", base_batch, 1)
-        check_whole("batch_size", batch_size, base_batch)
-        check_number("base_lr", base_lr, lambda x: x > 0, "above 0")
+        whole("base_batch", base_batch, 1)
+        whole("batch_size", batch_size, base_batch)
+        checked_number("base_lr", base_lr, lambda x: x > 0, "above 0")
         lr = base_lr * (batch_size / base_batch)
         super().__init__(batch_size, lr, warmup=warmup, **{"warmup_from": base_lr} | options)
 
@@ -56,9 +57,8 @@ class ScheduledBatch(BatchController):
         growth: float = 2,
         **options: Any,
     ) -> None:
-        check_whole("every", every, 1)
+        self.every = whole("every", every, 1)
         super().__init__(initial_batch, max_batch, lr, growth, lr_exponent=0.0, **options)
-        self.every = int(every)
 
     def _next_batch(self, n: int, theta: float | None, cost: float) -> int:
         return self._batch if n % self.every else self._grown()

@@ -14,7 +14,7 @@ from repro.advise.snippets import snippet
 from repro.advise.speed import Speed, probe
 from repro.advise.workload import AdviceError, Workload
 from repro.measure import accelerator
-from repro.measure.datasheets import DEVICES
+from repro.measure.datasheets import DEVICES, GIB
 from repro.report import DASH
 
 TITLES = {
@@ -35,7 +35,6 @@ CHANGES = (
     "two_pass=True are given (docs/losses.md). Checkpointing updates BatchNorm's running "
     "statistics twice. Otherwise each method computes the mini-batch's gradient."
 )
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class Advice:
     rows: tuple[Prediction, ...]
 
     def __getitem__(self, method: str) -> Prediction:
-        """One method's prediction."""
         found = next((row for row in self.rows if row.method == method), None)
         if found is None:
             raise AdviceError(f"method {method!r} is none of {', '.join(TITLES)}")

@@ -57,10 +57,7 @@ class _Costs(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Iteration:
-    """A training step as a trace whose sizes and work are linear in the batch size, or quadratic.
-
-    Quadratic are, for example, similarities of the samples, with each other and with others.
-    """
+    """A training step as a trace, its sizes and work linear in the batch size, or quadratic."""
 
     small: Trace  # of `FEW` samples
     large: Trace  # of `MORE`
@@ -151,12 +148,9 @@ class Iteration:
         return sum(trace.sizes[n] for n in kept if trace.kinds.get(n) == "buffer")
 
     def alive_again(self, batch: int) -> Vector:
-        """Bytes alive in a pass after the first, (n,), sums of gradients among them, no batch.
-
-        A gradient counts where it is made: it lies beside the sum until it is added.
-        """
+        """Bytes alive in a pass after the first, (n,), sums of gradients among them, no batch."""
         made = np.zeros(len(self.costs))
-        for name in self.gradients:
+        for name in self.gradients:  # each lies beside the sum until it is added
             made[self.small.accesses[name][0]] += self.small.sizes[name]
         return made + self._without_gradients.alive(batch) + self.bytes_of(self.gradients, FEW)
 

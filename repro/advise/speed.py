@@ -166,10 +166,7 @@ class _Probe:
         return times, beside
 
     def _timed_phases(self, size: int) -> Phases:
-        """The least seconds of a step's phases, as others may use the machine.
-
-        A warm-up comes before; after half of the time there is one further round alone.
-        """
+        """The least seconds of a step's phases after a warm-up, as others may use the machine."""
         parts = self.workload.built(size, self.device)
         loss: list[torch.Tensor] = []
         rounds: list[Phases] = []
@@ -179,7 +176,7 @@ class _Probe:
             backward = self._took(lambda: loss.pop().backward())
             update = self._took(parts.optimizer.step)
             rounds.append({FORWARD: forward, BACKWARD: backward, UPDATE: update})
-            if len(rounds) > 1 and time.perf_counter() > self.half:
+            if len(rounds) > 1 and time.perf_counter() > self.half:  # one must do
                 break
         return {phase: min(timed[phase] for timed in rounds[1:]) for phase in rounds[0]}
 

@@ -143,7 +143,6 @@ class TensorLoader:
         self.epoch = int(epoch)
 
     def __len__(self) -> int:
-        """Number of batches in an epoch."""
         return -(-len(self._targets) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:

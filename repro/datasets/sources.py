@@ -131,10 +131,7 @@ def _own_layout(name: str, root: Path) -> Source | None:
 
 
 def _listed(name: str, files: Mapping[str, Encoded], where: Path) -> Listing:
-    """The listing of files in our own layout, by their path in the set.
-
-    The label is the rank of the class's name. A mask has the name of its image.
-    """
+    """The listing of our own layout: labels are ranks of classes, masks are named as images."""
     classes = MASK_CLASSES.get(name, ())
     masked, labelled = name in MASK_CLASSES, name not in (*MASK_CLASSES, *pictures.NAMES)
     if labelled:

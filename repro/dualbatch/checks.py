@@ -1,15 +1,13 @@
 """Checks of arguments, models and optimizers, and of states and losses, which must be finite."""
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from numbers import Real
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from repro.measure.checks import is_whole
+from repro.measure.checks import is_number
 
 
 class NonFiniteError(FloatingPointError):
@@ -42,37 +40,11 @@ class ClusterError(RuntimeError):
     """A cluster cannot be reached, is too small or died, or an exception cannot cross it."""
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a finite real number (Python's or numpy's), no boolean."""
-    # numpy's booleans, text and tensors are not instances of Real.
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an int beyond the range of floats
-        return False
-
-
-def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """An integer within bounds as an int; anything else raises a ValueError."""
-    if not is_whole(value, least, most):
-        allowed = f"at least {least:d}" if most is None else f"from {least:d} to {most}"
-        raise ValueError(f"{name} is {value!r}; give a whole number, {allowed}")
-    return int(value)
-
-
 def positive(name: str, value: Any) -> float:
     """A finite number above 0 as a float; anything else raises a ValueError."""
     if not is_number(value) or value <= 0:
         raise ValueError(f"{name} is {value!r}; give a finite number above 0")
     return float(value)
-
-
-def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
-    """Raise a ValueError unless a value is allowed."""
-    known = list(allowed)
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; choose among {', '.join(map(str, known))}")
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str | None:

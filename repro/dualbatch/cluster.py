@@ -26,8 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro.dualbatch.checks import ClusterError as ClusterError
-from repro.dualbatch.checks import positive
+from repro.dualbatch.checks import ClusterError, positive
 from repro.dualbatch.engines import Engine, Job, first_line
 from repro.dualbatch.functions import differing
 from repro.dualbatch.server import Pull
@@ -252,13 +251,9 @@ class RayEngine(Engine):
 def connected(address: str | None, needed: Mapping[str, float], state_bytes: int) -> Iterator[Any]:
     """Connect to a cluster, or start one on this machine; the value is the module `ray`.
 
-    Args:
-        address: See `RayEngine`; an existing connection is used and left open.
-        needed: Required cores and GPUs.
-        state_bytes: Size of a state, which determines the memory for messages.
-
-    Raises:
-        ClusterError: Ray is not installed, the cluster cannot be reached or is too small.
+    An existing connection is used and left open. `needed` are cores and GPUs; the size of a state
+    determines the memory for messages. ClusterError: Ray is not installed, or the cluster cannot
+    be reached or is too small.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no statistics
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -349,10 +344,7 @@ def _patient(ask: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _guarded() -> Iterator[None]:
-    """Make Ray require a token inside a ``with`` block that only this run knows.
-
-    By default one token, in a file of the home folder, is for all clusters of a user.
-    """
+    """Make Ray require a token that only this run knows, and not one for all clusters of a user."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     before = {name: value for name, value in os.environ.items() if name in token}
     os.environ.update(token)

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from repro.dualbatch.checks import is_number
 from repro.dualbatch.functions import Parts, Seen, differing
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
 from repro.dualbatch.server import Commit, ParameterServer, Pull
 from repro.dualbatch.worker import Recipe, Trained, UnsavedBuffers, Worker
 from repro.measure import CheckpointError, TimeModel, load_checkpoint, save_checkpoint, synchronize
+from repro.measure.checks import is_number
 
 TimeModels = Mapping[int | None, TimeModel]  # by resolution
 # Of the recipe, with a checkpoint's.

@@ -52,17 +52,11 @@ def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 class Seen:
-    """The parts of a value, found by walking through it.
+    """The parts of a value by path, which begins with `name`, found by walking through it.
 
-    Args:
-        name: The path's beginning.
-        value: A function, or an object in its place.
-        objects: Include the attributes of users' objects; else only their class and generators.
-        tensors: Include the values of parameters, and of a module's buffers.
-
-    Attributes:
-        parts: Parts by path.
-        trainable: Paths of tensors that require gradients.
+    Without `objects` only class and generators of users' objects are included; without `tensors`
+    no values of parameters and of a module's buffers. `trainable` are paths of tensors that
+    require gradients.
     """
 
     def __init__(

@@ -11,8 +11,9 @@ from fractions import Fraction
 from functools import partial
 from typing import Literal
 
-from repro.dualbatch.checks import choice, is_number, positive, whole
+from repro.dualbatch.checks import positive
 from repro.measure import TimeModel
+from repro.measure.checks import choice, is_number, whole
 
 Rounding = Literal["nearest", "floor"]
 Kind = Literal["small", "large"]

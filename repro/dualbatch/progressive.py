@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from repro.dualbatch.checks import is_number, positive, whole
+from repro.dualbatch.checks import positive
 from repro.dualbatch.plan import DualBatchPlan
+from repro.measure.checks import is_number, whole
 
 WARMUP_START = 0.2  # of the first rate
 
@@ -109,7 +110,6 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
                 self._settings.append(EpochSetting(*setting))
 
     def __len__(self) -> int:
-        """Number of epochs."""
         return len(self._settings)
 
     def __getitem__(self, index: Any) -> Any:

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.dualbatch.checks import NonFiniteError, choice, not_finite, positive, whole
+from repro.dualbatch.checks import NonFiniteError, not_finite, positive
 from repro.measure import CheckpointError
+from repro.measure.checks import choice, whole
 
 State = Mapping[str, Tensor]
 SYNCS = ("bsp", "asp", "ssp")
@@ -28,14 +29,10 @@ MERGES = ("average", "journal", "conference", "delta")
 def merge_tensor(rule: str, w: Tensor, w_i: Tensor, p_i: Tensor, f: float) -> Tensor:
     """Merge one worker's tensor into the server's.
 
-    Args:
-        rule: ``journal`` (the authors' later code), ``conference`` (their earlier code), ``delta``
-            (a stale worker's starting weights do not remain, but n workers make n steps) or
-            ``average``, for which w begins at 0 and f is the worker's share of all factors.
-        w: The server's tensor.
-        w_i: The worker's, after its share.
-        p_i: The one that the worker pulled.
-        f: The worker's model-update factor.
+    The rules are ``journal`` (the authors' later code), ``conference`` (their earlier code),
+    ``delta`` (a stale worker's starting weights do not remain, but n workers make n steps) and
+    ``average``, for which w begins at 0 and f is the worker's share of all factors. w_i is the
+    worker's tensor after its share, p_i the one that it pulled, f its model-update factor.
     """
     if w.dtype == torch.bool:
         return w_i.clone()

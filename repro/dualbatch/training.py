@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from repro.dualbatch.checks import choice
 from repro.dualbatch.engines import Engine, EpochResult, Job, LocalEngine, TimeModels
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule
 from repro.dualbatch.server import Commit, ParameterServer
 from repro.dualbatch.shares import Data, resized
 from repro.dualbatch.worker import Recipe
+from repro.measure.checks import choice
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from repro.dualbatch import checks
-from repro.dualbatch.checks import NonFiniteError, choice, not_finite, whole
+from repro.dualbatch.checks import NonFiniteError, not_finite
 from repro.dualbatch.functions import Parts, Seen, differing
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 from repro.dualbatch.shares import Data, batches_of, share_of
+from repro.measure.checks import choice, whole
 from repro.measure.untouched import random_numbers
 
 OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have

@@ -33,10 +33,7 @@ _ADVICE = (
 
 
 class Verification:
-    """Checks mini-batches when a check is due, and remembers the checks made.
-
-    `modules` and `loss_fn` are those of the current mini-batch.
-    """
+    """Checks mini-batches when a check is due; `modules` and `loss_fn` are the current ones."""
 
     def __init__(
         self,

@@ -88,10 +88,7 @@ class Processes:
         return int(most)
 
     def agreed_size(self, size: int, num_samples: int, problem: Exception | None) -> int:
-        """Return the smallest size of all processes that must divide their samples.
-
-        `problem` is this process's error, if any; one error makes all processes raise.
-        """
+        """Return the smallest size of all that must divide; a `problem` of one is raised in all."""
         bound = -float("inf") if size >= num_samples else -float(size)
         failed, negative, most = self.most(problem is not None, bound, num_samples)
         if failed:
@@ -103,11 +100,7 @@ class Processes:
         return -int(self.most(-number)[0]) if self.sharded else number
 
     def synchronize(self) -> None:
-        """Average the model's gradients that the processes have accumulated separately.
-
-        `DistributedDataParallel` averages during a backward pass, with its communication hook. This
-        backward pass adds zero to each gradient.
-        """
+        """Average gradients: DistributedDataParallel does so in a backward pass, here of zeros."""
         model = self._model
         assert isinstance(model, DistributedDataParallel)
         module, partial = model._modules["module"], model.find_unused_parameters

@@ -1,6 +1,5 @@
 """Named errors about mini-batches and arguments, and the checks that raise them."""
 
-import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,12 +39,6 @@ class NonFiniteLossError(MicroBatchError):
     """The loss is infinite or not a number."""
 
 
-def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
-    """Raise a ValueError unless `given` is among `allowed`."""
-    if given not in allowed:
-        raise ValueError(f"{name} is {given!r}; allowed are {', '.join(map(repr, allowed))}")
-
-
 def checked_size(size: Any) -> int | None:
     """Return a micro-batch size, None for ``"auto"``."""
     if isinstance(size, str) and size == "auto":
@@ -54,7 +47,7 @@ def checked_size(size: Any) -> int | None:
         raise MicroBatchSizeError(
             f"micro_batch_size is {size!r}; give a whole number of at least 1, or 'auto'"
         )
-    return operator.index(size)
+    return int(size)
 
 
 @contextmanager
@@ -108,11 +101,7 @@ def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch
 
 
 def loss_of(loss_fn: Callable[..., Any], outputs: Any, targets: Any) -> torch.Tensor:
-    """Return the loss, called without targets that are None.
-
-    Raises:
-        LossShapeError: It is no scalar tensor.
-    """
+    """Return the loss, called without targets that are None; it must be a scalar tensor."""
     loss = loss_fn(outputs) if targets is None else loss_fn(outputs, targets)
     if isinstance(loss, torch.Tensor) and loss.dim() == 0:
         return loss

@@ -18,7 +18,7 @@ from repro.mbs.transaction import version_of
 from repro.mbs.weighing import Totals
 from repro.measure import MemoryMeter, is_out_of_memory
 from repro.measure.batches import leaves_of
-from repro.measure.untouched import Snapshot
+from repro.measure.untouched import untouched
 
 
 class Retries:
@@ -94,25 +94,19 @@ class Retries:
             self.count += 1
 
     def _measure(self, piece: Piece, roots: Sequence[nn.Module], size: int) -> tuple[int, int, int]:
-        """Measure the memory of micro-batches without side effects, see `AutoSizer.probe`.
-
-        At least two run, since gradients exist only after the first, and as many as may be on the
-        device at once.
-        """
+        """Measure the memory of micro-batches without side effects, see `AutoSizer.probe`."""
         setting = self._setting
         part = next(replace(piece, weights=None).plan(size, as_in_paper=True).parts())
+        # Gradients exist only after the first; and as many as may be on the device at once.
         count = max(2, setting.stager.ring_length)
-        attributes = Snapshot(*roots, tensors=False)
         parts = partial(map, partial(uncounted_copy, device=setting.device), [part] * count)
         sample = Plan([(0, size)] * count, [1.0] * count, parts)
-        try:
-            with (
-                MemoryMeter(setting.device, resident=setting.module) as meter,
-                setting.ledger.transaction(keep=False),
-            ):
-                self._accumulate(sample, 1.0)
-        finally:
-            attributes.restore()
+        with (
+            untouched(*roots, tensors=False),
+            MemoryMeter(setting.device, resident=setting.module) as meter,
+            setting.ledger.transaction(keep=False),
+        ):
+            self._accumulate(sample, 1.0)
         if names := setting.ledger.buffers.changed_frozen():
             raise NondeterministicModelError(
                 f"micro_batch_size='auto' computes small micro-batches first, and a forward pass "

@@ -11,6 +11,7 @@ from repro.mbs.distributed import Processes
 from repro.mbs.staging import Stager
 from repro.mbs.transaction import Ledger
 from repro.mbs.weighing import Weighing
+from repro.measure.precision import without_autocast
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,10 @@ class Precision:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
 
-    def without_autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of a backward pass."""
-        # The backward pass repeats the forward pass's dtypes, and needs no autocast around it.
-        if not torch.is_autocast_enabled(self.device.type):
-            return nullcontext()
-        return torch.autocast(self.device.type, enabled=False)
-
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of a loss, scaled."""
-        with self.without_autocast():
+        # It repeats the forward pass's dtypes, and needs no autocast around it.
+        with without_autocast(self.device.type):
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
 

@@ -64,10 +64,8 @@ class AutoSizer:
         """Fit the memory model by batches of at most `num_samples`.
 
         `measure` runs one batch of a size without side effects and returns live bytes before, the
-        peak of live bytes and the peak of reserved bytes.
-
-        Raises:
-            torch.OutOfMemoryError: Not even one sample fits.
+        peak of live bytes and the peak of reserved bytes; where not even one sample fits, its error
+        is raised.
         """
         probes: list[tuple[int, int]] = []
         self._model = self._cap = None  # of an earlier probe with fewer samples

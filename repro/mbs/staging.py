@@ -16,12 +16,9 @@ from repro.measure.batches import leaves_of, replaced, to_device
 
 @dataclass(frozen=True)
 class Span:
-    """Time at which a micro-batch was copied (or fetched) or computed, since its mini-batch began.
+    """Time of copying (or fetching) or computing a micro-batch, since its mini-batch began."""
 
-    `kind` is ``"copy"`` or ``"compute"``.
-    """
-
-    kind: str
+    kind: str  # "copy" or "compute"
     micro_batch: int
     start_s: float
     end_s: float
@@ -58,7 +55,7 @@ class Stager:
         self._origin: Any = None
         self._slots: list[_Slot] = []
         self._next_slot = 0  # kept across pieces, so that their copies overlap as well
-        self._copy_stream: accelerator.Stream | None = None
+        self._copy_stream: accelerator.Stream = None  # made when it is needed
 
     @property
     def ring_length(self) -> int:
@@ -66,10 +63,7 @@ class Stager:
         return self._prefetch + 1 if self._queued else 1
 
     def stream(self, micro_batches: Iterable[Any]) -> Generator[Any, None, None]:
-        """Yield each pytree of `micro_batches` on the device.
-
-        A yielded micro-batch is valid until the next one is requested.
-        """
+        """Yield each pytree of `micro_batches` on the device, valid until the next is requested."""
         if self._queued:
             yield from self._stream_queued(iter(micro_batches))
             return
@@ -139,7 +133,6 @@ class Stager:
 
     @torch.no_grad()
     def _send(self, micro_batch: Any, slot: _Slot, compute: accelerator.Stream) -> Any:
-        assert self._copy_stream is not None
         leaves = leaves_of(micro_batch)
         pairs: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (position, source, target)
         for position, leaf in enumerate(leaves):
@@ -183,7 +176,6 @@ class Stager:
         self, slot: _Slot, position: int, leaf: torch.Tensor, compute: accelerator.Stream
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return the slot's buffers (staging, target); staging is None for a direct copy."""
-        assert self._copy_stream is not None
         staging, target = slot.buffers.get(position, (None, None))
         layout = _memory_format(leaf)
         if (

@@ -26,7 +26,7 @@ from repro.mbs.transaction import Ledger, leaves_of_graph
 from repro.mbs.two_pass import run_two_passes
 from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import EmptyBatchError, SplitFunction, call_model, leaves_of
-from repro.measure.checks import is_whole
+from repro.measure.checks import choice, is_whole
 from repro.measure.loss_parts import connected
 from repro.measure.untouched import generator_state, modules_in, random_numbers, uncached
 
@@ -116,10 +116,10 @@ class MicroBatchStreamer:
         split: SplitFunction | None = None,
         generators: Sequence[Any] = (),
     ) -> None:
-        errors.check_choice("normalization", normalization, ("exact", "paper", "none"))
-        errors.check_choice("batchnorm", batchnorm, ("micro", "deferred"))
-        errors.check_choice("autocast", autocast, (None, torch.bfloat16, torch.float16))
-        errors.check_choice("check", check, ("first", "always", "off"))
+        choice("normalization", normalization, ("exact", "paper", "none"))
+        choice("batchnorm", batchnorm, ("micro", "deferred"))
+        choice("autocast", autocast, (None, torch.bfloat16, torch.float16))
+        choice("check", check, ("first", "always", "off"))
         if not is_whole(prefetch, 0):
             raise ValueError(
                 f"prefetch is {prefetch!r}; give 0 (no overlap) or a whole number of micro-batches"
@@ -247,12 +247,9 @@ class MicroBatchStreamer:
             )
 
     def _accumulate(self, plan: Plan, divisor: float | torch.Tensor) -> Totals:
-        """Algorithm 1 of the paper: the gradient of one mini-batch.
+        """Algorithm 1 of the paper: the gradient of one mini-batch, cut as in `Weighing.plan`.
 
-        Args:
-            plan: The mini-batch, cut into micro-batches with weights, see `Weighing.plan`.
-            divisor: Each loss counts by its weight over `divisor`: 1 / N_Sμ in the paper, n_μ / N_B
-                by default.
+        Each loss counts by its weight over `divisor`: 1 / N_Sμ in the paper, n_μ / N_B by default.
         """
         # Lines 1 to 6, in `Weighing.plan`: N_B samples make N_Sμ micro-batches of at most N_μ.
         totals = Totals(sizes=tuple(stop - start for start, stop in plan.bounds))
@@ -273,13 +270,10 @@ class MicroBatchStreamer:
         return totals
 
     def _pass(self, micro_batch: Any, plan: Plan, index: int) -> torch.Tensor | None:
-        """Return the loss of a micro-batch.
-
-        None if the micro-batch has no weight, such as padding alone, for which the loss would be
-        0 / 0. Its forward pass still runs, for BatchNorm's statistics and dropout's random numbers.
-        """
+        """Return the loss of a micro-batch, None without weight, as of padding alone: 0 / 0."""
         (inputs, targets), weight = micro_batch, plan.weights[index]
         with self._precision.forward(), errors.explained(plan.bounds[index], plan.bounds[-1][1]):
+            # Always, for BatchNorm's statistics and dropout's random numbers.
             outputs = call_model(self._processes.module, inputs)
             # A sharded model computes in all processes, also in one without weight.
             if weight == 0 and not self._processes.sharded:

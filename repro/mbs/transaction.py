@@ -76,7 +76,6 @@ class Ledger:
                 put_back()
 
     def _leaves(self) -> list[torch.Tensor]:
-        """Return the leaves that are known and alive."""
         others = (reference() for reference in self._others)
         return [*self.parameters, *(leaf for leaf in others if leaf is not None)]
 
@@ -155,11 +154,7 @@ class Buffers:
                 torch._foreach_copy_(tensors, values)
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
-        """Return the names of buffers outside BatchNorm that differ from `copies`.
-
-        Also the names of changed frozen parameters and of changed numbers in attributes. Waits for
-        the device only if a buffer was written.
-        """
+        """Return names of changed state: buffers (not BatchNorm's) unlike `copies`, and others."""
         values = dict(zip(self._versions, copies, strict=True))
         changed = []
         for module, held in self._held:
@@ -170,9 +165,9 @@ class Buffers:
                 written = now is not before or version_of(now) != self._versions[id(before)]
                 value = values[id(before)]
                 same = (now.dtype, now.device) == (value.dtype, value.device)
-                if written and not (same and torch.equal(stored(now), value)):
+                if written and not (same and torch.equal(stored(now), value)):  # which waits
                     changed.append(f"{name} of {type(module).__name__}")
-        changed += self.changed_frozen()
+        changed += self.changed_frozen()  # and, in attributes, numbers
         for module, numbers in self._numbers:
             new = _numbers_of(module)
             names = (name for name, was in numbers.items() if new.get(name, was) not in (was,))
@@ -206,10 +201,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """Return these modules' trainable parameters without submodules', tied parameters once.
-
-    Several times faster than walking the module tree, which matters once per mini-batch.
-    """
+    """Return these modules' own trainable parameters, tied ones once; walking a tree is slower."""
     parameters = (p for module in modules for p in module._parameters.values())
     return list({id(p): p for p in parameters if p is not None and p.requires_grad}.values())
 

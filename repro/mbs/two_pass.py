@@ -12,6 +12,7 @@ from repro.mbs.errors import NondeterministicModelError, explained
 from repro.mbs.setting import Setting
 from repro.mbs.weighing import Totals
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
+from repro.measure.precision import without_autocast
 from repro.measure.untouched import WithoutGraph
 
 # Relative difference of two equal computations by nondeterministic kernels (sums by atomic
@@ -53,10 +54,8 @@ def run_two_passes(
     """Compute outputs first, the loss of all of them next, and the parameters' gradients last.
 
     Accumulates the gradient of this process's samples of a mini-batch. `forward_ended` is called
-    after each forward pass of the first pass, `check_finite` before the first backward pass.
-
-    Raises:
-        NondeterministicModelError: The second pass had other outputs.
+    after each forward pass of the first pass, `check_finite` before the first backward pass. A
+    NondeterministicModelError: the second pass had other outputs.
     """
     precision, ledger = setting.precision, setting.ledger
     # First pass: all outputs, without a graph.
@@ -116,7 +115,7 @@ def run_two_passes(
         del again
         if pairs:
             ledger.meet([pair[0] for pair in pairs])
-            with precision.without_autocast():
+            with without_autocast(setting.device.type):
                 torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
         del pairs
     after()  # the loss drew its numbers after the first pass
@@ -140,7 +139,6 @@ _Sketch = tuple[torch.Tensor, torch.Tensor]  # projection of each sample; the di
 
 @torch.no_grad()
 def _sketch(outputs: Any, autocast: torch.dtype | None) -> list[_Sketch]:
-    """Return the sketch of each tensor with samples."""
     sketches = []
     for leaf in leaves_of(outputs):
         tensor = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided

@@ -50,10 +50,9 @@ class Totals:
 
 
 class Weighing:
-    """Weighs micro-batches by the normalisation that the loss needs.
+    """Weighs micro-batches by the normalisation that the loss needs, ``"none"`` for a sum.
 
-    `known` is one of torch's losses, without hooks, and None for any other; `normalization` is
-    ``"none"`` for a sum.
+    `known` is one of torch's losses, without hooks, and None for any other.
     """
 
     def __init__(

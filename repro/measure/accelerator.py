@@ -157,10 +157,7 @@ def current_stream(device: torch.device | str) -> Stream:
 
 
 def use_stream(stream: Stream) -> AbstractContextManager[Any]:
-    """Make a stream this thread's current one inside; may be nested, and used by several threads.
-
-    `torch.Stream` is a context itself, but can be entered only once at a time.
-    """
+    """Make a stream this thread's current one inside; nested, too, unlike `torch.Stream` itself."""
     if isinstance(stream, HostStream):
         return nullcontext()
     context: AbstractContextManager[Any] = module(stream.device).stream(stream)
@@ -233,10 +230,7 @@ def limit_bytes(device: torch.device | str) -> int:
 
 @contextmanager
 def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
-    """Let torch reserve at most `nbytes` (1 or more) on an accelerator inside.
-
-    A lower limit that is set already stays. Torch's unused memory is given back first.
-    """
+    """Let torch reserve at most `nbytes`, or a lower limit of before, on an accelerator."""
     if nbytes < 1:
         raise ValueError(f"the limit is {nbytes} bytes: give 1 or more")
     device = _indexed(device)

@@ -94,8 +94,8 @@ def keep_freed_memory() -> bool:
     """Make this process keep memory that it frees; return whether the C library allows it.
 
     By default glibc returns large blocks to the system and takes them anew, so that every large
-    tensor pays for page faults, which on a virtual machine cost several times the work of filling
-    it, and a comparison of times would reward few allocations. It cannot be undone.
+    tensor pays for page faults, on a virtual machine several times the work of filling it, and a
+    comparison of times would reward few allocations. It cannot be undone.
     """
     global _kept
     _kept = _set_malloc(_MMAP_MAX, 0) and _set_malloc(_TRIM_THRESHOLD, 2**31 - 1)
@@ -105,8 +105,7 @@ def keep_freed_memory() -> bool:
 def give_back_freed_memory() -> bool:
     """Make this process return freed memory; return whether the C library allows it.
 
-    glibc keeps freed blocks of up to 32 MiB, so that a process would hardly shrink when its tensors
-    are swapped to a file. After this call only blocks below 64 KiB are kept.
+    glibc keeps freed blocks of up to 32 MiB; from now on only those below 64 KiB.
     """
     return _set_malloc(_MMAP_THRESHOLD, 64 * 1024)
 

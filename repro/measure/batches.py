@@ -137,8 +137,8 @@ def read_batch(
 def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]]:
     """The fewest sample ranges of at most `most` samples, of equal size but for one sample.
 
-    There are at least `fewest` ranges, which need as many samples. 65 samples in ranges of at most
-    64 are 33 and 32: BatchNorm could not normalise a last range of one sample.
+    At least `fewest`, of as many samples. A last range of one sample, as of 65 in ranges of at
+    most 64, could not be normalised by BatchNorm.
     """
     count = max(-(-num_samples // most), fewest)
     each, rest = divmod(num_samples, count)
@@ -186,12 +186,12 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
-    """Call with positional (tuple, list) or keyword (dictionary) arguments, else with one."""
+    """Call with positional (tuple, list) or keyword (mapping) arguments, else with one."""
     if isinstance(inputs, PackedSequence) or hasattr(inputs, "_fields"):  # tuples, but one input
         return model(inputs)
     if isinstance(inputs, tuple | list):
         return model(*inputs)
-    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

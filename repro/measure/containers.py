@@ -56,19 +56,15 @@ def holds_tensors(tree: Any, depth: int) -> bool:
         return True
     if depth == 0 or isinstance(tree, str | bytes | int | float | type | nn.Module):
         return False
-    slots = [name for kind in type(tree).__mro__ for name in _slots(kind)]
-    children = [getattr(tree, name, None) for name in slots]
-    children += list(getattr(tree, "__dict__", {}).values())
+    state: Any = object.__getstate__(tree)  # attributes, or a pair of these and of slots
+    children: list[Any] = []
+    for part in state if isinstance(state, tuple) else (state,):
+        children += (part or {}).values()
     if isinstance(tree, Mapping):
         children += list(tree.values())
     elif isinstance(tree, list | tuple | set | frozenset):
         children += list(tree)
     return any(holds_tensors(child, depth - 1) for child in children if child is not None)
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def pick(value: Any, which: Which) -> Any:

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -45,12 +45,12 @@ from repro.measure.loss_parts import (
 )
 from repro.measure.memory import is_out_of_memory
 from repro.measure.untouched import (
-    Snapshot,
     WithoutGraph,
     detached,
     own_statistics,
     running_statistics,
     uncached,
+    untouched,
 )
 
 _BY_PARAMETERS = 1e-2  # allowed relative difference; the faults to be found are larger
@@ -88,6 +88,7 @@ class Sample:
         return cls(parts, counts, weights, exact, lambda _: targets, inputs, twice)
 
 
+@dataclass(eq=False)
 class LossCheck:
     """Compares losses and outputs of samples computed together and in parts.
 
@@ -95,55 +96,36 @@ class LossCheck:
     shows its gradient. Parameters, gradients, buffers, attributes and random numbers are restored.
     A loss that does not add up is a `LossCheckError`; outputs that depend on the division are a
     `MixedSamplesError`.
-
-    Args:
-        model: The model.
-        modules: All modules of model and loss.
-        loss_fn: Called as ``loss_fn(outputs, targets)``, without targets that are None.
-        device: The device of the model.
-        undone: Makes a context that restores buffers and random numbers.
-        forward: Makes the context of a forward pass, such as autocast.
-        advice: What to do about a loss that does not add up; the second if the model computes it.
-        multiplied_by: See `repro.measure.loss_parts.tolerance`.
-
-    Attributes:
-        hidden_state: Whether two forward passes with the same samples, buffers and random numbers
-            computed different outputs.
-        fixed_rows: Whether an output has as many rows for a part as for several.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        modules: Sequence[nn.Module],
-        loss_fn: Callable[..., Tensor],
-        device: torch.device,
-        undone: Callable[[], AbstractContextManager[Any]],
-        forward: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        advice: tuple[str, str] = ("", ""),
-        multiplied_by: Sequence[Any] = ("matmul", "conv"),
-    ) -> None:
+    model: nn.Module
+    modules: Sequence[nn.Module]  # of model and loss
+    loss_fn: Callable[..., Tensor]  # without targets that are None it is called with outputs alone
+    device: torch.device  # of the model
+    undone: Callable[[], AbstractContextManager[Any]]  # restores buffers and random numbers
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext  # of a forward pass
+    advice: tuple[str, str] = ("", "")  # for any loss; for one that the model computes
+    multiplied_by: Sequence[Any] = ("matmul", "conv")  # see `tolerance`
+    # Whether two passes of the same samples, buffers and random numbers differed, and whether
+    # an output has as many rows for a part as for several.
+    hidden_state: bool = field(default=False, init=False)
+    fixed_rows: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
         # The uncompiled module: other shapes and evaluation mode would compile it twice more.
-        self._model = getattr(model, "_orig_mod", model)
-        self._modules, self._loss_fn, self._device = modules, loss_fn, device
-        self._undone, self._context, self._advice = undone, forward, advice
-        self._multiplied_by = multiplied_by
-        self.hidden_state = self.fixed_rows = False
+        self.model = getattr(self.model, "_orig_mod", self.model)
 
     def outputs_add_up(self, sample: Sample, room: float) -> bool:
         """Compare the losses of the groups' outputs; return whether that was possible.
 
-        Outputs are computed once, so that layers' random numbers and batch statistics do not
-        matter. The first groups are used, as far as `room` in host memory, in bytes, holds outputs.
+        The first groups are used, as far as `room` in host memory, in bytes, holds outputs. These
+        are computed once, so that layers' random numbers and batch statistics do not matter.
         """
         # Training SyncBatchNorm would wait for processes that check nothing.
         return self._attempt(self._compare_outputs, sample, room, evaluating=nn.SyncBatchNorm)
 
     def loss_adds_up(self, sample: Sample) -> bool:
-        """Compare the losses of a few samples; return whether that was possible.
-
-        They are computed as a whole, too: a loss may depend on more than outputs and targets.
-        """
+        """Compare the losses of a few samples, also computed as a whole; return whether it ran."""
         # In training mode first, as far as that is repeatable.
         ways: tuple[tuple[Callable[..., bool], Any], ...] = (
             (self._compare_outputs, nn.SyncBatchNorm),
@@ -154,10 +136,7 @@ class LossCheck:
         return any(self._attempt(check, sample, evaluating=kinds) for check, kinds in ways)
 
     def loss_reads_outputs(self, sample: Sample) -> bool:
-        """Compare what a loss reaches with and without a graph of the model; return whether it ran.
-
-        It is refused if it reads what the forward pass leaves elsewhere than in its outputs.
-        """
+        """Refuse a loss that reads what a forward pass leaves elsewhere; return whether it ran."""
         return self._attempt(self._compare_reached, sample, evaluating=nn.SyncBatchNorm)
 
     def samples_stay_apart(self, sample: Sample) -> bool:
@@ -168,7 +147,7 @@ class LossCheck:
         samples need was divided, or if the model compares or counts samples.
         """
         # A layer of one's own without running statistics mixes samples in evaluation mode, too.
-        if any(own_statistics(module) for module in self._modules):
+        if any(own_statistics(module) for module in self.modules):
             return False
         # Micro-batch statistics are the papers' behaviour, so that no model is refused for them.
         # RReLU draws as many random numbers as there are negative elements; a recurrent layer's
@@ -189,20 +168,18 @@ class LossCheck:
 
     def _attempt(self, check: Callable[..., bool], *arguments: Any, evaluating: Any) -> bool:
         """Run a check with modules of some kinds in evaluation mode; return whether it ran."""
-        attributes = Snapshot(self._model, tensors=False)
-        try:
-            with self._undone(), self._evaluating(evaluating):
-                return check(*arguments)
-        except Exception as error:
-            if is_out_of_memory(error) or isinstance(error, LossCheckError | MixedSamplesError):
-                raise
-            return False  # any other failure is raised by the training step itself
-        finally:
-            attributes.restore()
+        with untouched(self.model, tensors=False):
+            try:
+                with self.undone(), self._evaluating(evaluating):
+                    return check(*arguments)
+            except Exception as error:
+                if is_out_of_memory(error) or isinstance(error, LossCheckError | MixedSamplesError):
+                    raise
+                return False  # any other failure is raised by the training step itself
 
     @contextmanager
     def _evaluating(self, kinds: Any) -> Iterator[None]:
-        modes = [(m, m.training) for m in self._modules if isinstance(m, kinds)]
+        modes = [(m, m.training) for m in self.modules if isinstance(m, kinds)]
         try:
             for module, _ in modes:
                 module.training = False
@@ -240,8 +217,8 @@ class LossCheck:
         if together is None or (torch.isfinite(recorded.loss) and again > 1e-6):
             return False
         # Rounding to half precision changes a loss by more than the faults to be found.
-        with self._context():
-            wide = torch.is_autocast_enabled(self._device.type)
+        with self.context():
+            wide = torch.is_autocast_enabled(self.device.type)
         wide = wide or any(leaf.dtype in HALF for leaf in floats(together))
         parts = [partial(self._evaluated, *pair, wide=wide) for pair in pairs]
 
@@ -299,7 +276,7 @@ class LossCheck:
             f"that of its {len(parts)} parts together {combined:.6g}"
             f"{apart if gradient > allowed else ''}. "
             f"It is no {'mean' if sample.exact else 'sum'} over samples. "
-            f"{self._advice[1] if inside else ''}{self._advice[0]}{_OFF}"
+            f"{self.advice[1] if inside else ''}{self.advice[0]}{_OFF}"
         )
 
     def _compare_by_parameters(self, sample: Sample, factors: Sequence[float]) -> bool:
@@ -309,7 +286,7 @@ class LossCheck:
         with hooks or with sparse gradients. Where that fails, as behind a reentrant checkpoint,
         values alone were compared.
         """
-        every = nn.ModuleList(self._modules).parameters()
+        every = nn.ModuleList(self.modules).parameters()
         own = [
             p for p in every if p.requires_grad and not p._backward_hooks and p.dtype not in HALF
         ]
@@ -331,15 +308,15 @@ class LossCheck:
             f"the loss of {sum(sample.counts)} samples has another gradient by the parameters than "
             f"its {len(parts)} parts together, by more than {100 * allowed:.3g} %. It is no "
             f"{'mean' if sample.exact else 'sum'} over samples, or a hook or function changes "
-            f"gradients by their size. {self._advice[1]}{self._advice[0]}{_OFF}"
+            f"gradients by their size. {self.advice[1]}{self.advice[0]}{_OFF}"
         )
 
     def _compare_reached(self, sample: Sample) -> bool:
         (inputs, targets), *_ = sample.parts
-        every = [p for p in nn.ModuleList(self._modules).parameters() if p.requires_grad]
+        every = [p for p in nn.ModuleList(self.modules).parameters() if p.requires_grad]
         reached: list[set[int]] = []
         for forward in (self._forward, self._outputs):  # the second with a graph
-            with self._undone(), torch.enable_grad(), self._context():
+            with self.undone(), torch.enable_grad(), self.context():
                 outputs = map_leaves(detached, forward(inputs))
                 others = [x for x in leaves_of(outputs) if not isinstance(x, Tensor)]
                 if any(holds_tensors(other, 3) for other in others):
@@ -358,16 +335,13 @@ class LossCheck:
         return True
 
     def _generators(self) -> Any:
-        torchs = [s.tolist() for s in accelerator.get_rng(self._device) if s is not None]
+        torchs = [s.tolist() for s in accelerator.get_rng(self.device) if s is not None]
         return random.getstate(), repr(np.random.mtrand.get_bit_generator().state), torchs
 
     # The samples
 
     def _compare_neighbours(self, sample: Sample) -> bool:
-        """Refuse a model with outputs that depend on the other samples in the batch.
-
-        Random numbers and buffers are the same each time.
-        """
+        """Refuse a model with outputs that depend on the other samples in the batch."""
         count, total = sample.counts[1], sum(sample.counts)
         _, (inputs, _) = sample.parts
         own = self._apart(inputs)
@@ -396,10 +370,7 @@ class LossCheck:
         raise _mixed(off, count)
 
     def _compare_alone(self, sample: Sample) -> bool:
-        """Refuse a model that computes other outputs for a part alone than in the whole.
-
-        It sees the last samples or their number, which is the same beside other neighbours.
-        """
+        """Refuse a model whose outputs for a part alone, as by its number of samples, differ."""
         whole, total, start = floats(self._apart(sample.inputs)), sum(sample.counts), 0
         for (inputs, _), count in zip(sample.parts, sample.counts, strict=True):
             own = floats(self._apart(inputs))
@@ -413,7 +384,7 @@ class LossCheck:
 
     def _draws(self, inputs: Any, allowed: float) -> bool:
         """Whether a call draws random numbers, or leaves a state that the next one reads."""
-        with self._undone():
+        with self.undone():
             before = self._generators()
             first = floats(self._forward(inputs))
             drawn = before != self._generators()
@@ -421,13 +392,13 @@ class LossCheck:
             return drawn or off is None or off > allowed
 
     def _numbers_after(self, inputs: Any) -> Any:
-        with self._undone():
+        with self.undone():
             self._forward(inputs)
             return self._generators()
 
     def _apart(self, inputs: Any) -> Any:
         """Outputs of a call that is undone, with BatchNorm in evaluation by running statistics."""
-        with self._undone(), running_statistics(self._modules):
+        with self.undone(), running_statistics(self.modules):
             return self._forward(inputs)
 
     # Forward passes and losses
@@ -436,29 +407,29 @@ class LossCheck:
         return WithoutGraph()(partial(self._outputs, inputs))
 
     def _outputs(self, inputs: Any) -> Any:
-        with self._context(), uncached():
-            return call_model(self._model, fresh(inputs, self._device))
+        with self.context(), uncached():
+            return call_model(self.model, fresh(inputs, self.device))
 
     def _loss(self, outputs: Any, targets: Any) -> Tensor:
-        given = () if targets is None else (fresh(targets, self._device),)
-        return self._loss_fn(outputs, *given)
+        given = () if targets is None else (fresh(targets, self.device),)
+        return self.loss_fn(outputs, *given)
 
     def _evaluated(self, outputs: Any, targets: Any, wide: bool = False) -> Evaluated:
         """The loss of outputs (on host or device), and its gradient by the outputs."""
-        wider = torch.autocast(self._device.type, enabled=False) if wide else self._context()
+        wider = torch.autocast(self.device.type, enabled=False) if wide else self.context()
         with wider:
-            there = to_device(outputs, self._device)
+            there = to_device(outputs, self.device)
             return evaluate(lambda copies: self._loss(copies, targets), there, wide=wide)
 
     def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
-        with torch.enable_grad(), self._context():
-            outputs = call_model(self._model, fresh(inputs, self._device))
+        with torch.enable_grad(), self.context():
+            outputs = call_model(self.model, fresh(inputs, self.device))
             loss = self._loss(outputs, targets)
             return differentiated(loss, [leaf for leaf in floats(outputs) if leaf.requires_grad])
 
     def _loss_in_float32(self, inputs: Any, targets: Any) -> Tensor:
-        with torch.enable_grad(), torch.autocast(self._device.type, enabled=False):
-            return self._loss(call_model(self._model, fresh(inputs, self._device)), targets)
+        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+            return self._loss(call_model(self.model, fresh(inputs, self.device)), targets)
 
     def _tolerance(
         self, tensors: Sequence[Tensor], narrow: bool = False, wide: bool = False
@@ -466,11 +437,11 @@ class LossCheck:
         """Tolerance for the tensors' and the model's dtypes; `wide`: for float32."""
         kinds = {torch.float32}
         if not wide:
-            kinds = {tensor.dtype for tensor in (*tensors, *self._model.parameters())}
-            with self._context():
-                if torch.is_autocast_enabled(self._device.type):
-                    kinds.add(torch.get_autocast_dtype(self._device.type))
-        return tolerance(kinds, self._device, narrow=narrow, multiplied_by=self._multiplied_by)
+            kinds = {tensor.dtype for tensor in (*tensors, *self.model.parameters())}
+            with self.context():
+                if torch.is_autocast_enabled(self.device.type):
+                    kinds.add(torch.get_autocast_dtype(self.device.type))
+        return tolerance(kinds, self.device, narrow=narrow, multiplied_by=self.multiplied_by)
 
 
 @contextmanager

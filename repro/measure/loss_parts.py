@@ -105,10 +105,7 @@ class KnownLoss:
         return each.flatten(1).sum(1) if each.dim() > 1 else each
 
     def weights(self, targets: Sequence[Tensor], even: bool = True) -> list[float] | None:
-        """The divisor of each part's loss, None if it is the number of samples; waits, once.
-
-        With `even` all samples have the same number of elements.
-        """
+        """The divisor of each part's loss, None if it is the number of samples; waits, once."""
         each = [self.counts(part) for part in targets]
         if None not in [*each[:1]]:
             sums = torch.stack([part.sum() for part in each if part is not None]).tolist()
@@ -250,13 +247,10 @@ def differentiated(loss: Tensor, wanted: list[Tensor]) -> Evaluated:
 def compare(
     whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Compare a loss with the sum of its parts, each times its factor.
+    """Compare a loss with the sum of its parts, each times its factor; of factor 0 it may be 0 / 0.
 
-    A part with factor 0 does not count, and may be 0 / 0.
-
-    Returns:
-        The sum; its difference from the loss, relative, infinite if a part is not finite; the
-        relative difference of their gradients by the outputs.
+    Returns the sum; its relative difference from the loss, infinite if a part is not finite; the
+    relative difference of their gradients by the outputs.
     """
     pairs = [(f, part) for f, part in zip(factors, parts, strict=True) if f > 0]
     combined = float(sum(factor * part.loss for factor, part in pairs))
@@ -393,10 +387,7 @@ def can_be_joined(leaf: Any) -> bool:
 
 
 def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
-    """The parts' outputs concatenated, None if their shapes do not allow it.
-
-    `counts` are the parts' samples; without them a part may have any number of rows.
-    """
+    """The parts' outputs concatenated, of `counts` samples if given; None if shapes forbid it."""
     every = [leaves_of(output) for output in outputs]
     if len({len(leaves) for leaves in every}) != 1:
         return None

@@ -130,6 +130,7 @@ class _StorageFollower(TorchDispatchMode):
             self.live_bytes -= size
 
     def stop(self) -> None:
+        self.live_bytes = 0
         for finalizer in list(self._alive.values()):  # a garbage collection may forget some
             finalizer.detach()
         self._alive.clear()
@@ -174,7 +175,7 @@ class MemoryMeter:
             self.start_bytes = accelerator.memory_allocated(self.device)
         else:
             self._follower = _StorageFollower(self._grown)
-            undo.callback(self._stop)
+            undo.callback(self._follower.stop)
             for tensor in _tensors(self._resident):
                 self._follower.follow(tensor)
             self.start_bytes = self._follower.live_bytes
@@ -185,11 +186,6 @@ class MemoryMeter:
 
     def __exit__(self, *exception: Any) -> None:
         self._undo.close()
-
-    def _stop(self) -> None:
-        if self._follower:
-            self._follower.stop()
-            self._follower = None
 
     @property
     def live_bytes(self) -> int:

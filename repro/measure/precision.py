@@ -1,7 +1,7 @@
-"""CUDA's multiplication of float32 numbers: unrounded (IEEE), or rounded to TF32 first.
+"""CUDA's multiplication of float32 numbers, unrounded (IEEE) or rounded to TF32 first; autocast.
 
-The setting is read and written as `fp32_precision` of an operator: `allow_tf32` raises once
-`fp32_precision` has been set.
+TF32 is read and written as `fp32_precision` of an operator: `allow_tf32` raises once that has been
+set.
 """
 
 from collections.abc import Iterator
@@ -33,3 +33,14 @@ def without_tf32() -> Iterator[None]:
     finally:
         for setting, value in zip(settings, before, strict=True):
             setting.fp32_precision = value
+
+
+@contextmanager
+def without_autocast(kind: str) -> Iterator[None]:
+    """Disable the caller's autocast, meant for forward passes, and its cached old weights."""
+    if not torch.is_autocast_enabled(kind):
+        yield
+        return
+    with torch.autocast(kind, enabled=False):
+        yield
+    torch.clear_autocast_cache()

@@ -11,7 +11,7 @@ def largest_batch(
     growth: float = 2.0,
     within: int = 32,
 ) -> int:
-    """The largest batch size that fits: by steps until one does not, then by bisection.
+    """The largest batch size that fits, 0 if none: by steps until one does not, then by bisection.
 
     Args:
         fits: Whether a size fits; sizes below a fitting one are taken to fit.
@@ -19,9 +19,6 @@ def largest_batch(
         guess: Instead a size that may fit, such as a prediction; tried first, then quarters less.
         growth: Factor from one step up to the next.
         within: The relative error is at most one in `within`: 32 for 3 %.
-
-    Returns:
-        0 where not even 1 fits.
     """
     low = known
     if guess is not None:

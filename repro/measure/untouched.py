@@ -3,11 +3,12 @@
 import copy
 import random
 import warnings
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from repro.measure import accelerator
 from repro.measure.batches import map_leaves
 from repro.measure.memory import is_out_of_memory
 
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 _TORCHS = frozenset(vars(nn.Module()))  # attributes that torch itself gives a module
 
 
@@ -29,12 +30,14 @@ class Snapshot:
 
     Kept are parameters, gradients, buffers and modes (without `tensors` modes alone), and the
     generators of torch, numpy and Python; for modules of classes outside torch also the other
-    attributes, with the tensors, arrays and generators in them, and in their tuples, lists,
-    dictionaries, sets and deques. The content of other objects is not kept, and roots that are no
-    modules are ignored. Gradients are set aside until `restore`, so that none is copied.
+    attributes (with `everything` for all modules, and also torch's own, such as hooks), with the
+    tensors, arrays and generators in them, and in their tuples, lists, dictionaries, sets and
+    deques. The content of other objects is not kept, and roots that are no modules are ignored.
+    Gradients are set aside until `restore`, so that none is copied.
     """
 
-    def __init__(self, *roots: Any, tensors: bool = True) -> None:
+    def __init__(self, *roots: Any, tensors: bool = True, everything: bool = False) -> None:
+        self._everything = everything
         self._seen: dict[int, Any] = {}  # by id; kept alive, so that no id is reused
         self._undo: list[Callable[[], Any]] = []
         self._tensors: list[tuple[str, Tensor, Tensor, Tensor]] = []
@@ -52,16 +55,15 @@ class Snapshot:
         if id(module) in self._seen:
             return
         self._seen[id(module)] = module
-        members = vars(module)
-        own = {key: value for key, value in members.items() if key not in _TORCHS}
+        members, torchs = vars(module), () if self._everything else _TORCHS
         kept: dict[str, Any] = {"training": module.training}
-        if not type(module).__module__.startswith("torch."):
-            kept |= own
+        whole = self._everything or not type(module).__module__.startswith("torch.")
+        if whole:
+            kept |= {key: value for key, value in members.items() if key not in torchs}
 
         def undo() -> None:
-            if not type(module).__module__.startswith("torch."):
-                for key in [key for key in members if key not in _TORCHS and key not in own]:
-                    del members[key]
+            for key in [key for key in members if key not in torchs] if whole else ():
+                del members[key]
             members.update(kept)
 
         self._undo.append(undo)
@@ -103,10 +105,7 @@ class Snapshot:
             self._undo.append(put_back)
 
     def changed(self) -> dict[str, Tensor]:
-        """Parameters, buffers and attributes' tensors with changed values.
-
-        Replaced and added buffers are included.
-        """
+        """Tensors of parameters, buffers and attributes whose values changed, or that are new."""
         found = {
             name: value.detach().clone()
             for name, value, _, saved in self._tensors
@@ -147,10 +146,7 @@ def generator_state(generator: Any) -> Callable[[], Any] | None:
 def random_numbers(
     devices: Iterable[torch.device], generators: Iterable[Any] = ()
 ) -> Callable[[], None]:
-    """A function that puts back the present states of Python's, numpy's and torch's generators.
-
-    Those of torch are the devices'; further `generators` may be given.
-    """
+    """A function that restores the states of Python's, numpy's, devices' and other generators."""
     undo: list[Any] = [
         partial(random.setstate, random.getstate()),
         partial(np.random.set_state, np.random.get_state()),  # noqa: NPY002
@@ -184,9 +180,9 @@ def modules_in(function: Any) -> list[nn.Module]:
 
 
 @contextmanager
-def untouched(*roots: Any) -> Iterator[Snapshot]:
+def untouched(*roots: Any, **options: bool) -> Iterator[Snapshot]:
     """Restore modules and random generators when the block ends, even by an error: `Snapshot`."""
-    snapshot = Snapshot(*roots)
+    snapshot = Snapshot(*roots, **options)
     try:
         yield snapshot
     finally:
@@ -218,14 +214,9 @@ def running_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
             layer.running_mean = layer.running_var = None
 
 
-@contextmanager
-def uncached() -> Iterator[None]:
+def uncached() -> AbstractContextManager[Any]:
     """Compute weights anew despite `parametrize.cached`, which may hold some without a graph."""
-    before, parametrize._cache_enabled = parametrize._cache_enabled, 0
-    try:
-        yield
-    finally:
-        parametrize._cache_enabled = before
+    return mock.patch.object(parametrize, "_cache_enabled", 0)
 
 
 class WithoutGraph:

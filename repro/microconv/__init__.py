@@ -25,28 +25,9 @@ from repro.microconv.tuner import untune
 from repro.microconv.tuning import find_kernels, tune
 
 __all__ = [
-    "POLICIES",
-    "BackendMissingError",
-    "BenchmarkCache",
-    "CacheError",
-    "CacheWarning",
-    "Candidate",
-    "Convolution",
-    "Division",
-    "Kernel",
-    "KernelReport",
-    "LayerGoneError",
-    "NotTunableError",
-    "TunedConv2d",
-    "TuningReport",
-    "WorkspaceLimitError",
-    "assign_workspaces",
-    "best_division",
-    "find_kernels",
-    "micro_batch_sizes",
-    "pareto_front",
-    "split_batch",
-    "stated_error",
-    "tune",
+    "POLICIES", "BackendMissingError", "BenchmarkCache", "CacheError", "CacheWarning", "Candidate",
+    "Convolution", "Division", "Kernel", "KernelReport", "LayerGoneError", "NotTunableError",
+    "TunedConv2d", "TuningReport", "WorkspaceLimitError", "assign_workspaces", "best_division",
+    "find_kernels", "micro_batch_sizes", "pareto_front", "split_batch", "stated_error", "tune",
     "untune",
-]
+]  # fmt: skip

@@ -61,7 +61,6 @@ class Direct(Algorithm):
         }
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `Algorithm.run`."""
         conv, taken = kernel.conv, t["taken"]
         b = len(taken)
         flat = taken.view(b, conv.in_channels, -1)
@@ -92,17 +91,14 @@ class Direct(Algorithm):
 
 
 class Im2col(Algorithm):
-    """Explicit GEMM: every patch becomes a column, the convolution one product of matrices.
-
-    An unpadded 1×1 filter at stride 1 needs no columns.
-    """
+    """Explicit GEMM: every patch becomes a column, the convolution one product of matrices."""
 
     def _block(self, kernel: Kernel, b: int) -> tuple[int, int]:
         """Number of samples, and of their input channels, that become columns at once."""
         return b, kernel.conv.in_channels
 
     @staticmethod
-    def _identity(conv: Convolution) -> bool:
+    def _identity(conv: Convolution) -> bool:  # which needs no columns
         return conv.kernel_size == conv.stride == (1, 1) and conv.padding == (0, 0)
 
     def buffers(self, kernel: Kernel, b: int) -> Buffers:
@@ -115,7 +111,6 @@ class Im2col(Algorithm):
         return {"columns": (shape, kernel.torch_dtype)}
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `Algorithm.run`."""
         conv, b, identity = kernel.conv, len(first), self._identity(kernel.conv)
         geometry = (conv.kernel_size, conv.dilation, conv.padding, conv.stride)
         window, size = [list(pair) for pair in geometry], [conv.height, conv.width]
@@ -150,10 +145,7 @@ class Im2col(Algorithm):
 
 
 class Implicit(Im2col):
-    """GEMM in little workspace: the columns of one sample and some of its channels at a time.
-
-    Like a library's implicit GEMM it is slower than the explicit one, but needs least memory.
-    """
+    """GEMM in little workspace: the columns of one sample and some of its channels at a time."""
 
     # Bytes of columns, at least one channel's: small, and enough for efficient products.
     block_bytes = 2**18
@@ -201,7 +193,6 @@ class FFT(Algorithm):
         return made + max(buffers_bytes({name: buffers[name]}) for name in "xwy")
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `Algorithm.run`."""
         conv, (rows, columns) = kernel.conv, self._size(kernel.conv)
         # Positions of images, outputs and filters in a padded image, by axis.
         axes = range(2)
@@ -318,7 +309,6 @@ class Winograd(Algorithm):
         }
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
-        """Compute one kernel; see `Algorithm.run`."""
         c, k, pad, (ty, tx) = self._geometry(kernel)
         b = len(first)
         p = b * ty * tx

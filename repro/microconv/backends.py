@@ -27,9 +27,7 @@ NATIVE = "torch:native"
 def check_names(names: Sequence[str] | None, device: str) -> list[str]:
     """Check the allowed algorithms on a device; return a line for each unavailable backend.
 
-    Raises:
-        BackendMissingError: A named backend is unknown or unavailable.
-        ValueError: No name was given, or an algorithm that its backend does not have.
+    ValueError: no name, or an unknown one, was given (BackendMissingError: an unavailable one).
     """
     if names is not None and (isinstance(names, str) or not names):
         raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
@@ -49,11 +47,7 @@ def check_names(names: Sequence[str] | None, device: str) -> list[str]:
 
 
 def listing(kernel: Kernel, b: int) -> list[tuple[str, int]]:
-    """All available ``BACKEND:ALGORITHM`` for `b` samples, with the workspace in bytes.
-
-    If torch requires deterministic algorithms, those with a varying order of summation are left
-    out.
-    """
+    """All permitted ``BACKEND:ALGORITHM`` for `b` samples, with the workspace in bytes."""
     return [
         (f"{backend.name}:{name}", size)
         for backend in BACKENDS.values()

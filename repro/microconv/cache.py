@@ -159,7 +159,6 @@ class BenchmarkCache:
             connection.executemany(_INSERT_TIMES, rows)
 
     def __len__(self) -> int:
-        """Number of stored times."""
         with self._open() as connection:
             count: int = connection.execute("SELECT COUNT(*) FROM times_1").fetchone()[0]
         return count

@@ -5,8 +5,7 @@ import operator
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
-from repro.measure.checks import is_whole
-from repro.microconv.optimize import batch_of
+from repro.measure.checks import is_whole, whole
 
 D = TypeVar("D", bound=Hashable)
 
@@ -30,7 +29,7 @@ def split_batch(batch: int, times: Mapping[D, Mapping[int, float]]) -> dict[D, i
         ValueError: `batch` is below 1, a time is negative or not finite, a size is below 1, or no
             choice of sizes sums to the mini-batch.
     """
-    batch = batch_of(batch)
+    batch = whole("batch", batch, 1)
     for device, measured in times.items():
         for size, time in measured.items():
             if not (is_whole(size, 1) and math.isfinite(time) and time >= 0):

@@ -59,7 +59,6 @@ class CuDNNBackend(Backend):
         self.half, self.name = half, "cudnn_half" if half else "cudnn"
 
     def missing(self, device: str) -> str | None:
-        """The reason why the backend is unavailable, in one line; None if it is available."""
         if torch.device(device).type != "cuda":
             return f"cudnn: runs on a CUDA device only, not on {device}"
         if not torch.cuda.is_available():
@@ -73,7 +72,6 @@ class CuDNNBackend(Backend):
         return f"cudnn {_library().cudnnGetVersion()}, {order}{sums}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
-        """The stated relative error of an algorithm; see `backends.stated_error`."""
         if self.half:
             return TRUE_HALF_ERROR
         if not algorithm.startswith("WINOGRAD"):
@@ -82,7 +80,6 @@ class CuDNNBackend(Backend):
         return 1e-4 if max(kernel.conv.kernel_size) <= 3 else 1e-3
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        """The algorithms for a micro-batch of `b` with their workspace in bytes."""
         listed: list[tuple[str, int]] = []
         if self.half and kernel.dtype != "float16":
             return listed
@@ -98,7 +95,6 @@ class CuDNNBackend(Backend):
     def run(
         self, algorithm: str, kernel: Kernel, operands: Operands, workspace: torch.Tensor
     ) -> None:
-        """Compute a micro-batch; see `backends.run`."""
         first, second, out = operands
         *inputs, result, conv = _descriptors(kernel, len(first), self.half)
         scale = ctypes.c_double if kernel.dtype == "float64" else ctypes.c_float

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from repro.measure.checks import choice
+
 KINDS = ("forward", "backward_data", "backward_filter")
 # Every workspace is a multiple of this, so that segments of a shared workspace stay aligned.
 ALIGNMENT = 256
@@ -136,10 +138,7 @@ class Kernel:
             ("layout", tuple(FORMATS)),
             ("math", ("ieee", "tf32") if self.dtype == "float32" else ("ieee",)),
         ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name} of a kernel is {getattr(self, name)!r}; choose {', '.join(allowed)}"
-                )
+            choice(f"{name} of a kernel", getattr(self, name), allowed)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -155,9 +154,8 @@ class Kernel:
         """
         conv = self.conv
         x, w, y = conv.input_shape(batch), conv.weight_shape, conv.output_shape(batch)
-        return {"forward": (x, w, y), "backward_data": (y, w, x), "backward_filter": (x, y, w)}[
-            self.kind
-        ]
+        shapes = {"forward": (x, w, y), "backward_data": (y, w, x), "backward_filter": (x, y, w)}
+        return shapes[self.kind]
 
     def tensors(self, batch: int, seed: int = 0) -> Operands:
         """Random operands and a result of zeros, in the kernel's layout."""

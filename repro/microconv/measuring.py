@@ -54,32 +54,25 @@ class Trial:
 
     @property
     def ratio(self) -> float:
-        """Median over the rounds of the division's time over the framework's own.
-
-        Both run in each round, so that a slow spell of the machine affects both.
-        """
+        """Median over the rounds, each of both, of the division's time over the framework's own."""
         pairs = zip(self.division_s, self.native_s, strict=True)
         return statistics.median(divided / native for divided, native in pairs)
 
 
+@dataclass(eq=False)
 class Bench:
     """Measures kernels with chosen backends, through a cache, on random operands.
 
     `algorithms`, `max_error` and `devices` as in `tune`; torch's own convolution is always
-    measured. The numbers of times that were `measured`, and taken from the cache (`cached`), are
-    counted.
+    measured.
     """
 
-    def __init__(
-        self,
-        algorithms: Sequence[str] | None,
-        cache: BenchmarkCache,
-        max_error: float | None = None,
-        devices: Sequence[str] = (),
-    ) -> None:
-        self.algorithms, self.cache, self.max_error = algorithms, cache, max_error
-        self.devices = devices
-        self.measured = self.cached = 0
+    algorithms: Sequence[str] | None
+    cache: BenchmarkCache
+    max_error: float | None = None
+    devices: Sequence[str] = ()
+    measured: int = 0  # number of measured times
+    cached: int = 0  # number of times from the cache
 
     def candidates(
         self, kernel: Kernel, batch: int, sizes: Iterable[int], cap_bytes: int | None = None

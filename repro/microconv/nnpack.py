@@ -37,7 +37,6 @@ class NNPACKBackend(Backend):
     names = tuple(ALGORITHMS)
 
     def missing(self, device: str) -> str | None:
-        """The reason why the backend is unavailable, in one line; None if it is available."""
         if torch.device(device).type != "cpu":
             return f"nnpack: runs on a CPU only, not on {device}"
         return _load()[1]
@@ -47,14 +46,12 @@ class NNPACKBackend(Backend):
         return f"nnpack of torch {torch.__version__}, threads {torch.get_num_threads()}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
-        """The stated relative error of an algorithm; see `backends.stated_error`."""
         return 1e-4 if algorithm == "wt8x8" else 2e-5
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        """The algorithms for a micro-batch of `b` with their workspace in bytes."""
         one = staging.of_one_group(kernel)
-        shape = None if one is None else _forward_shape(one)
-        if shape is None or one is None or one.dtype != "float32" or kernel.layout != "nchw":
+        shape = _forward_shape(one) if kernel.conv.groups <= staging.MOST_GROUPS else None
+        if shape is None or one.dtype != "float32" or kernel.layout != "nchw":
             return []
         ours = staging.nbytes(kernel, b) + _flipped_bytes(one)
         listed = []
@@ -65,7 +62,6 @@ class NNPACKBackend(Backend):
         return listed
 
     def run(self, algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
-        """Compute a micro-batch; see `backends.run`."""
         staging.run(kernel, operands, workspace, partial(_run, algorithm))
 
 
@@ -147,10 +143,8 @@ _pool_lock = threading.Lock()
 
 
 @cache
-def _pool(threads: int, process: int) -> int | None:
+def _pool(library: ctypes.CDLL, threads: int, process: int) -> int | None:
     # One pool per process: threads do not survive a fork.
-    library, _ = _load()
-    assert library is not None
     return library.pthreadpool_create(threads) if threads > 1 else None
 
 
@@ -169,7 +163,7 @@ def _call(
     given = ALGORITHMS[algorithm], b, shape.in_channels, shape.out_channels
     sizes = _Size(shape.width, shape.height), _Padding(rows, columns, rows, columns), _Size(u, v)
     with _pool_lock:
-        pool = _pool(torch.get_num_threads(), os.getpid())
+        pool = _pool(library, torch.get_num_threads(), os.getpid())
         end = ctypes.byref(size), 0, None, pool, None
         status: int = library.nnp_convolution_output(*given, *sizes, *pointers, *end)
     return status

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy import optimize, sparse
 
-from repro.measure.checks import is_whole
+from repro.measure.checks import choice, is_whole, whole
 
 POLICIES = ("all", "powerOfTwo", "undivided")
 
@@ -38,7 +38,7 @@ class Candidate:
             raise ValueError(
                 f"candidate {self.algorithm!r} has time_s={self.time_s}; give finite seconds >= 0"
             )
-        count = limit_of(self.workspace_bytes, f"workspace_bytes of candidate {self.algorithm!r}")
+        count = whole(f"workspace_bytes of candidate {self.algorithm!r}", self.workspace_bytes, 0)
         object.__setattr__(self, "workspace_bytes", count)
 
 
@@ -51,7 +51,7 @@ class Division:
     parts: list[tuple[int, str]]  # (micro-batch size, algorithm) as executed, largest first
 
     def __post_init__(self) -> None:
-        count = limit_of(self.workspace_bytes, "workspace_bytes of a division")
+        count = whole("workspace_bytes of a division", self.workspace_bytes, 0)
         object.__setattr__(self, "workspace_bytes", count)
 
     def __str__(self) -> str:
@@ -68,14 +68,13 @@ def micro_batch_sizes(batch: int, policy: str) -> list[int]:
     Of a mini-batch of B ``all`` takes 1 to B, ``powerOfTwo`` the powers of two and B itself,
     ``undivided`` B alone. ValueError for another policy or a `batch` below 1.
     """
-    batch = batch_of(batch)
+    batch = whole("batch", batch, 1)  # numpy's are too short for one bit per sample
     sizes: dict[str, Iterable[int]] = {
         "all": range(1, batch + 1),
         "powerOfTwo": {2**k for k in range(batch.bit_length())} | {batch},
         "undivided": (batch,),
     }
-    if policy not in sizes:
-        raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
+    choice("policy", policy, POLICIES)
     return sorted(sizes[policy])
 
 
@@ -109,9 +108,9 @@ def pareto_front(
 
     Arguments and errors as in `best_division`.
     """
-    batch = batch_of(batch)
+    batch = whole("batch", batch, 1)
     if limit_bytes is not None:
-        limit_bytes = limit_of(limit_bytes, "limit_bytes", ", or None")
+        limit_bytes = whole("limit_bytes", limit_bytes, 0)
     usable = _usable(batch, candidates)
     limits = sorted({way.workspace_bytes for ways in usable.values() for way in ways})
     if limit_bytes is not None:
@@ -232,7 +231,7 @@ def assign_workspaces(
             message states the smallest sufficient total.
         RuntimeError: The solver stopped without an optimum.
     """
-    total_bytes = limit_of(total_bytes, "total_bytes")
+    total_bytes = whole("total_bytes", total_bytes, 0)  # of numpy's, sums would overflow
     options = {kernel: desirable(divisions) for kernel, divisions in fronts.items()}
     if empty := [kernel for kernel, divisions in options.items() if not divisions]:
         raise ValueError(f"kernel {empty[0]!r} has no division; give its pareto_front")
@@ -338,17 +337,3 @@ def _worth_considering(costs: Array, needs: Array, rows: Array, room: int) -> Ar
     keep = priced <= cheapest[rows] + gap
     keep[known] = True
     return np.flatnonzero(keep)
-
-
-def batch_of(batch: int) -> int:
-    """A mini-batch size as Python's integer: numpy's are too short for one bit per sample."""
-    if not is_whole(batch, 1):
-        raise ValueError(f"batch is {batch!r}; it must be a whole number from 1")
-    return int(batch)
-
-
-def limit_of(count: int, name: str, other: str = "") -> int:
-    """A number of bytes as Python's integer, so that sums do not overflow."""
-    if not is_whole(count, 0):
-        raise ValueError(f"{name} is {count!r}; it must be at least 0{other}, in whole bytes")
-    return int(count)

@@ -1,8 +1,6 @@
 """The convolutions that a model runs, recorded in one pass of a sample without side effects."""
 
-import copy
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +15,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from repro.measure.allocations import peak_allocation
-from repro.measure.batches import leaves_of
+from repro.measure.batches import call_model, leaves_of
 from repro.measure.untouched import untouched
 from repro.microconv.conv import is_plain, is_replaced, signature
 from repro.microconv.kernels import KINDS, Kernel
 from repro.microconv.tuned_kernel import Signature, kernels_of
 
 _WAITING = (nn.parallel.DistributedDataParallel, nn.SyncBatchNorm)
-_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
 
 
 class NotTunableError(ValueError):
@@ -129,7 +126,9 @@ def record_calls(
     untunable: dict[Any, tuple[Any, ...]] = {}
     others: dict[str, int] = {}
     hidden: list[str] = []
-    compiled = _compiled(model)
+    # What torch.compile runs calls no hooks once it is compiled.
+    wrapped = (m for m in model.modules() if "_orig_mod" in m._modules or m._compiled_call_impl)
+    compiled = {part for module in wrapped for part in module.modules()}
     names = {m: name or "(model)" for name, m in model.named_modules() if isinstance(m, _ConvNd)}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -166,7 +165,7 @@ def record_calls(
                 skipped[name] = "it is compiled: torch's own runs, without the limit"
             else:
                 module.register_forward_pre_hook(note, with_kwargs=True)
-        run_sample(model, sample_input)
+        call_model(model, sample_input)
         if hidden:  # by no_grad, as a checkpoint does whose backward pass runs them again
             training_step(model, sample_input, training)
         for (name, *_), call in [*untunable.items()]:
@@ -174,24 +173,11 @@ def record_calls(
     return list(calls.values()), skipped, others
 
 
-def _compiled(model: nn.Module) -> set[nn.Module]:
-    """The modules that torch.compile runs, which call no hooks once they are compiled."""
-    found = (m for m in model.modules() if "_orig_mod" in m._modules or m._compiled_call_impl)
-    return {part for module in found for part in module.modules()}
-
-
-def run_sample(model: nn.Module, sample_input: Any) -> Any:
-    """Call the model with a sample: a tensor, a tuple or a dictionary of arguments."""
-    if isinstance(sample_input, Mapping):
-        return model(**sample_input)
-    return model(*sample_input) if isinstance(sample_input, tuple | list) else model(sample_input)
-
-
 def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
     """Run a forward pass, and in training a backward pass; no gradient is kept."""
     torch.clear_autocast_cache()  # of weights that a step has changed
     with torch.set_grad_enabled(training):
-        returned = run_sample(model, sample_input)
+        returned = call_model(model, sample_input)
     backward = _backward(model, _tensors_in(sample_input), returned) if training else None
     if backward is None:
         return
@@ -235,29 +221,17 @@ def _reason(module: nn.Module, input: Any) -> str | None:
 def undisturbed(model: nn.Module, sample: Any) -> Iterator[None]:
     """Restore at the end all state that runs of the model may change, even after an error.
 
-    Besides `untouched`: all attributes of modules, torch's own included, such as hooks; the sample;
-    ``requires_grad``; the default data type. Not: a function's cache or a file.
+    Besides `untouched`: the sample, ``requires_grad`` and the default data type. Not: a function's
+    cache or a file.
     """
-    held = _Sample(sample)
-    kept = [
-        (now, dict(now), {name: copy.copy(v) for name, v in now.items() if type(v) in _CONTAINERS})
-        for now in map(vars, model.modules())
-    ]
     leaves = [t for t in (*model.parameters(), *_tensors_in(sample)) if t.is_leaf]
     flags = [tensor.requires_grad for tensor in leaves]
     dtype = torch.get_default_dtype()
-    with untouched(model, held):
+    with untouched(model, _Sample(sample), everything=True):
         try:
             yield
         finally:
             torch.set_default_dtype(dtype)
-            for now, attributes, containers in kept:
-                now.clear()
-                now.update(attributes)
-                for name, elements in containers.items():
-                    now[name].clear()
-                    fill = "extend" if hasattr(now[name], "extend") else "update"
-                    getattr(now[name], fill)(elements)
             for tensor, flag in zip(leaves, flags, strict=True):
                 if tensor.requires_grad != flag:
                     tensor.requires_grad_(flag)

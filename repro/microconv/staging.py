@@ -23,11 +23,9 @@ def is_staged(kernel: Kernel) -> bool:
     return kernel.conv.groups > 1 or kernel.torch_dtype.itemsize < 4
 
 
-def of_one_group(kernel: Kernel) -> Kernel | None:
-    """The kernel that computes one group, in float32 at least; None for too many groups."""
+def of_one_group(kernel: Kernel) -> Kernel:
+    """The kernel that computes one group, in float32 at least."""
     conv = kernel.conv
-    if conv.groups > MOST_GROUPS:
-        return None
     channels = conv.in_channels // conv.groups, conv.out_channels // conv.groups
     one = replace(conv, in_channels=channels[0], out_channels=channels[1], groups=1)
     wide = "float32" if kernel.torch_dtype.itemsize < 4 else kernel.dtype
@@ -42,7 +40,6 @@ def nbytes(kernel: Kernel, b: int) -> int:
 def _buffers(kernel: Kernel, b: int) -> Buffers:
     """Both operands and the result of one group of a micro-batch."""
     one = of_one_group(kernel)
-    assert one is not None
     return {
         name: (shape, one.torch_dtype) for name, shape in zip(_NAMES, one.shapes(b), strict=True)
     }
@@ -56,14 +53,13 @@ def run(
 ) -> None:
     """Compute a kernel group by group, or at once if it need not be staged.
 
-    The workspace's first `nbytes` are for staging; `compute` is called with the kernel of a group,
-    its operands and the rest. A filter gradient accumulates in its own precision.
+    The workspace's first `nbytes` are for staging; `compute` gets the kernel of a group, its
+    operands and the rest. A filter gradient accumulates in its own precision.
     """
     if not is_staged(kernel):
         compute(kernel, operands, workspace)
         return
     one, made = of_one_group(kernel), _buffers(kernel, len(operands[0]))
-    assert one is not None
     first, second, out = carve(workspace, made).values()
     rest = workspace[buffers_bytes(made) :]
     axes = _AXES[kernel.kind]

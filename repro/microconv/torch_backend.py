@@ -53,14 +53,12 @@ class TorchBackend(Backend):
         return f"torch {torch.__version__}, threads {torch.get_num_threads()}, {search}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
-        """The stated relative error of an algorithm; see `backends.stated_error`."""
         return 2e-5 if algorithm == "native" else _WRITTEN[algorithm].error
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        """The algorithms for a micro-batch of `b` with their workspace in bytes."""
         listed = [("native", native_workspace(kernel, b, self.version(kernel.device)))]
         one = staging.of_one_group(kernel)
-        if kernel.layout == "nchw" and one is not None:
+        if kernel.layout == "nchw" and kernel.conv.groups <= staging.MOST_GROUPS:
             listed += [
                 (name, _bytes(name, kernel, b) + algorithm.hidden(one, b))
                 for name, algorithm in _WRITTEN.items()
@@ -73,7 +71,6 @@ class TorchBackend(Backend):
         return 0 if algorithm == "native" else _bytes(algorithm, kernel, b)
 
     def run(self, algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
-        """Compute a micro-batch; see `backends.run`."""
         first, second, out = operands
         if algorithm == "native":
             result = native(kernel, first, second, like=out)
@@ -103,7 +100,6 @@ def native_workspace(kernel: Kernel, b: int, _settings: str) -> int:
 def _bytes(algorithm: str, kernel: Kernel, b: int) -> int:
     """Bytes of the buffers of an algorithm of this package, including buffers for staging."""
     one = staging.of_one_group(kernel)
-    assert one is not None
     return staging.nbytes(kernel, b) + buffers_bytes(_WRITTEN[algorithm].buffers(one, b))
 
 

@@ -124,14 +124,11 @@ class TunedKernel:
     def run(
         self, first: Tensor, second: Tensor, bias: Tensor | None = None, like: Tensor | None = None
     ) -> Tensor:
-        """Compute the kernel for a mini-batch of any size into a new tensor; see `native`.
-
-        Torch's own convolution runs for operands that do not match: a graph may be run with any.
-        """
+        """Compute the kernel for a mini-batch of any size into a new tensor; see `native`."""
         kernel = self.kernel
         # To ask for the length would fix a batch size that a graph leaves free.
         batch = 0 if isinstance(first, FakeTensor) else len(first)
-        matches = (
+        matches = (  # torch's own runs for others: a graph may be run with any
             batch > 0
             and (tuple(first.shape), tuple(second.shape)) == kernel.shapes(batch)[:2]
             and first.dtype == second.dtype == kernel.torch_dtype

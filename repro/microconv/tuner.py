@@ -211,10 +211,7 @@ class Tuner:
         layers: list[list[KernelReport]],
         step: Callable[[], None],
     ) -> list[list[KernelReport]]:
-        """The layers, with those untied that do not make the whole model faster in a few trials.
-
-        Kernels that the limit requires stay.
-        """
+        """The layers, untied where they make the model no faster and the limit allows it."""
         required = [[e if e.needed else _untied(e) for e in entries] for entries in layers]
         undivided = [[_untied(e) for e in entries] for entries in layers]
 
@@ -283,7 +280,6 @@ class Tuner:
         return made
 
     def _reason(self, call: Call) -> str:
-        """The reason why an eligible layer was not tuned."""
         if call.name in self.report.untied:
             return "its divisions do not make the whole model faster"
         if self.unfit >= {(kernel, call.batch) for kernel in call.kernels()}:

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from repro.measure import accelerator, describe_device
+from repro.measure.checks import choice, whole
 from repro.microconv import backends
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.kernels import Kernel
 from repro.microconv.measuring import Bench
-from repro.microconv.optimize import POLICIES, limit_of
+from repro.microconv.optimize import POLICIES
 from repro.microconv.results import MIB, TuningReport
 from repro.microconv.sampling import NotTunableError, check_model, check_tunable, record_calls
 from repro.microconv.tuner import Tuner
@@ -91,10 +92,9 @@ def tune(
     """
     check_tunable(model)
     policy = policy or os.environ.get("REPRO_MICROCONV_POLICY") or "powerOfTwo"
-    for name, value, allowed in (("policy", policy, POLICIES), ("mode", mode, MODES)):
-        if value not in allowed:
-            raise ValueError(f"unknown {name} {value!r}; choose {', '.join(allowed)}")
-    workspace_limit = limit_of(workspace_limit, "workspace_limit")
+    choice("policy", policy, POLICIES)
+    choice("mode", mode, MODES)
+    workspace_limit = whole("workspace_limit", workspace_limit, 0)
     if not max_error > 0:
         raise ValueError(f"max_error is {max_error!r}; give a relative error above 0")
     if not min_gain < 1:

@@ -1,4 +1,7 @@
-"""Architectures of the papers that torchvision lacks."""
+"""Architectures of the papers that torchvision lacks.
+
+An option that is not allowed, such as a number below 1, is a ValueError that says what is.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -16,19 +19,9 @@ from repro.models.resnet import resnet18, resnet20, resnet50, resnet101, resnet_
 from repro.models.unet import unet
 
 __all__ = [
-    "Pix2PixHD",
-    "amoebanet_d",
-    "build",
-    "deeplabv3plus",
-    "densenet40",
-    "edsr",
-    "resnet18",
-    "resnet20",
-    "resnet50",
-    "resnet101",
-    "resnet_cifar",
-    "unet",
-]
+    "Pix2PixHD", "amoebanet_d", "build", "deeplabv3plus", "densenet40", "edsr", "resnet18",
+    "resnet20", "resnet50", "resnet101", "resnet_cifar", "unet",
+]  # fmt: skip
 
 _TORCHVISION = "torchvision/"
 

@@ -4,17 +4,13 @@ from typing import Literal
 
 from torch import nn
 
-from repro.measure.checks import is_whole
+from repro.measure.checks import whole
 
 
 def check_at_least(minimum: int, **options: int) -> None:
     """Refuse the first option, by its name, that is no integer of at least `minimum`."""
     for name, value in options.items():
-        if not is_whole(value, minimum):
-            raise ValueError(
-                f"{name} is {value!r}, but must be a whole number of at least {minimum}: "
-                f"pass {name}={minimum} or more"
-            )
+        whole(name, value, minimum)
 
 
 def check_form(step: int, rest: int = 0, **options: int) -> None:

@@ -214,9 +214,6 @@ def amoebanet_d(
         num_filters: Channels of the operations in the first group of normal cells, rounded down
             to a multiple of 4; at least 8.
         in_channels: Channels of the images, which are halved five times.
-
-    Raises:
-        ValueError: `num_layers` is not a multiple of 3, or an option is too small.
     """
     check_at_least(1, num_classes=num_classes, in_channels=in_channels)
     check_at_least(3, num_layers=num_layers)

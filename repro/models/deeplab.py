@@ -90,9 +90,6 @@ class DeepLabV3Plus(nn.Module):
         in_channels: Channels of the images.
         num_classes: Number of logits for each pixel; 21 for PASCAL VOC 2012.
         width: Channels of the stem's output; all others are in proportion, rounded, at least 1.
-
-    Raises:
-        ValueError: An option is below 1.
     """
 
     def __init__(self, in_channels: int = 3, num_classes: int = 21, width: int = 64) -> None:

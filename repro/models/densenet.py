@@ -28,9 +28,6 @@ class DenseNet(nn.Module):
     `depth` counts the layers with weights: 3 blocks of (depth - 4) / 3 convolutions, 1 at the
     start, 2 transitions, 1 classifier. Each layer adds `growth` maps, k. Convolutions start from
     `he_normal`, as in the paper's section 4.2.
-
-    Raises:
-        ValueError: (depth - 4) is not divisible by 3, or a number is too small.
     """
 
     def __init__(self, depth: int, growth: int, num_classes: int, in_channels: int) -> None:

@@ -39,9 +39,6 @@ class EDSR(nn.Module):
 
     Differs from the paper: images lie in [0, 1], not 0 to 255; 0.5 is subtracted at the start and
     added at the end, instead of DIV2K's mean.
-
-    Raises:
-        ValueError: An option is not allowed.
     """
 
     def __init__(

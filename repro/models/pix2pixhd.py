@@ -93,9 +93,6 @@ class Pix2PixHD(nn.Module):
         blocks: Residual blocks at the lowest resolution.
         scales: Number of discriminators, K.
         downsamplings: Number of times that the generator halves the resolution.
-
-    Raises:
-        ValueError: An option is below 1.
     """
 
     def __init__(

@@ -135,9 +135,6 @@ def resnet_cifar(
 
     Shortcuts are parameter-free (option A). `depth` is the number of weighted layers, 6n + 2. The
     stages have `width`, 2 and 4 times as many channels. Images may have any size.
-
-    Raises:
-        ValueError: `depth` is not 6n + 2 with n of at least 1, or another option is below 1.
     """
     check_at_least(8, depth=depth)
     check_form(6, 2, depth=depth)  # three stages of n blocks of two convolutions

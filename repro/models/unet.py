@@ -30,9 +30,6 @@ class UNet(nn.Module):
         num_classes: Number of logits for each pixel; 1 for a binary mask.
         width: Channels at full resolution; each halving doubles them.
         depth: Number of times that the resolution is halved.
-
-    Raises:
-        ValueError: An option is below 1.
     """
 
     def __init__(

@@ -170,9 +170,8 @@ class BestFitAllocator(_Allocator):
 
     Differs from torch: there is one stream, and no expandable segments or options that are off.
 
-    Args:
-        capacity_bytes: Bytes that the device has for segments; None for no limit.
-        scale: Factor on all of torch's sizes, for a device with proportionally less memory.
+    The device has `capacity_bytes` for segments, with None without limit. `scale` is a factor on
+    all of torch's sizes, for a device with proportionally less memory.
     """
 
     def __init__(self, capacity_bytes: int | None = None, scale: float = 1.0) -> None:
@@ -245,10 +244,7 @@ class ChunkedAllocator(_Allocator):
     GPU's memory. A chunk is shared while one piece of it is in use, and counts as wholly allocated.
     The authors' code (nnabla) may grow a freed range in place; here a new range is mapped.
 
-    Args:
-        chunk_bytes: m_c; the paper's is `PAPER_CHUNK_BYTES`.
-        capacity_bytes: Bytes that the device has for chunks; None for no limit.
-        small_bytes: Requests up to this size share chunks; 0 for none.
+    m_c is `chunk_bytes`; the device has `capacity_bytes` for chunks, with None without limit.
     """
 
     def __init__(

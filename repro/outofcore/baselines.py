@@ -124,7 +124,6 @@ class _Rules(Cycle):
         return self.first[f] + self.trace.functions[f].variables.index(name)
 
     def entering(self, a: int) -> Iterator[tuple[Kind, int]]:
-        """Yield the variables to bring in before f_a, and how."""
         number = a - self.start
         instances = self.instances[a // self.n % 2]
         uses = [*self.enters[number], *range(self.first[number], self.first[number + 1])]
@@ -139,7 +138,6 @@ class _Rules(Cycle):
                 yield (Kind.SWAP_IN if wanted[x] else Kind.ALLOCATE), x
 
     def leaving(self, a: int) -> list[int]:
-        """Return the uses at f_a after which variables may leave."""
         passed = a // self.n * len(self.function)
         return [passed + use for use in self.leaves[a - self.start]]
 

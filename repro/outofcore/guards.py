@@ -154,10 +154,7 @@ def _submit_within(
 
 
 def _backward_within(*args: Any, **kwargs: Any) -> Any:
-    """Run a backward pass, whose hooks and functions may ask for addresses.
-
-    torch calls it from `Tensor.backward`, while it leaves out modes such as `RawAccess`.
-    """
+    """Run a backward pass under `RawAccess`, which torch leaves out in `Tensor.backward`."""
     with ExitStack() as stack:
         for block in _seen():
             stack.enter_context(RawAccess(block, len(_get_current_dispatch_mode_stack())))

@@ -12,14 +12,7 @@ from repro.measure.memory import tensors_in
 from repro.outofcore.operations import say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Planner
-from repro.outofcore.recording import (
-    Entry,
-    Recording,
-    Signature,
-    build,
-    signature,
-    sum_in_place,
-)
+from repro.outofcore.recording import Entry, Recording, Signature, build, signature, sum_in_place
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Action, Kind
 
@@ -264,11 +257,7 @@ class Iterations:
         return step
 
     def end(self, clock: int) -> None:
-        """End an iteration after `clock` operations, and make a new plan if needed.
-
-        Raises:
-            BudgetTooSmall: One function alone needs more than the budget.
-        """
+        """End an iteration after `clock` operations; plan anew if needed (BudgetTooSmall)."""
         if clock == self.origin:
             return  # nothing ran since the last iteration
         done = self.follower is not None and self.follower.cursor == len(self.follower.steps)

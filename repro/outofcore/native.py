@@ -173,10 +173,7 @@ def _is_whole(library: Path) -> bool:
 
 @cache
 def _load(path: Path) -> ctypes.CDLL:
-    """Load a library from a private folder of this user.
-
-    It uses the folder's open descriptor: its name may lead to another folder by now.
-    """
+    """Load a library by its folder's open descriptor, as the name may lead elsewhere by now."""
     opened = Path(f"/proc/self/fd/{_own_folder(path.parent)}") / path.name
     try:
         if not _is_whole(opened):

@@ -258,18 +258,15 @@ def _list(names: set[str] | frozenset[str]) -> str:
 
 
 def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
-    """Return the requests for device memory, and their ends, of a repeated plan.
-
-    The first iteration starts with the plan's resident variables. A swap-in is a new request, since
-    its memory comes from the allocator anew. Variables of 0 bytes make no request.
-    """
+    """Return the requests of `by_function` without their functions."""
     return [event for _, event in by_function(plan, iterations)]
 
 
 def by_function(plan: SwapPlan, iterations: int = 2) -> list[tuple[int, Event]]:
-    """Return the requests of `requests`, each with the number of its function.
+    """Return a repeated plan's requests for device memory, and their ends, with their functions.
 
-    Functions are numbered across iterations; resident variables belong to the first.
+    Functions are numbered across iterations; resident variables belong to the first. A swap-in is
+    a new request: its memory comes from the allocator anew. Variables of 0 bytes make none.
     """
     sizes, resident = plan.trace.sizes, {*plan.resident}
     if plan.trace.peak_bytes <= plan.budget_bytes:

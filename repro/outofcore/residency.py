@@ -170,10 +170,7 @@ class Residency:
         return self.device.type == "cpu" and storage.is_shared()
 
     def _beside_aliases(self, storage: torch.UntypedStorage, locked: bool) -> tuple[bool, bool]:
-        """Return whether a storage from outside counts, and whether it is locked.
-
-        Other storages may share its memory, such as by DLPack: then all of them are locked.
-        """
+        """Return whether a storage from outside counts, and is locked, as shared memory is."""
         start, counts, foreign = storage.data_ptr(), True, locked
         end = start + storage.nbytes()
         self._fixed = [v for v in self._fixed if v.died is None]
@@ -297,11 +294,7 @@ class Residency:
             self.settle(variable)
 
     def settle(self, variable: Variable) -> None:
-        """Let the device wait for a variable's copy to the host; it stays on the device.
-
-        Raises:
-            OSError: The copy failed, such as on a full disk; the device has the value.
-        """
+        """Let the device wait for a variable's copy to the host; an OSError leaves the value."""
         if variable.outgoing is not None:
             # The storage is held until the wait: freed before it, its memory could be unmapped
             # while the copy still reads it.

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from repro.measure import accelerator
 from repro.measure.memory import components, tensors_in
-from repro.outofcore.iterations import Follower, Iterations, Step
+from repro.outofcore.iterations import Iterations, Step
 from repro.outofcore.operations import (
     as_computed,
     by_values,
@@ -23,16 +23,7 @@ from repro.outofcore.operations import (
     run_in_parts,
     say_once,
 )
-from repro.outofcore.recording import (
-    ADD,
-    ADD_INTO,
-    Entry,
-    Signature,
-    Sums,
-    form,
-    signature,
-    timed,
-)
+from repro.outofcore.recording import ADD, ADD_INTO, Entry, Signature, Sums, form, signature, timed
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sequence import Kind
 
@@ -85,7 +76,10 @@ class Running:
         step = follower.upcoming(operation)
         given = args
         if step is None and operation is ADD:
-            step, given = self._planned_sum(follower, args, kwargs)
+            summing = follower.upcoming(ADD_INTO)
+            operand = None if summing is None else self._sums.into(args, kwargs)
+            if operand is not None:
+                step, given = summing, args[::-1] if operand else args
         if step is None or step.signature.collective or not _foretold(step, args, kwargs):
             return self._run(operation, args, kwargs)
         residency, known = self._residency, step.signature
@@ -107,14 +101,6 @@ class Running:
                 iterations.leave()
                 iterations.ran(None, Entry(step.operation, inputs, written, made, step.form))
         return result
-
-    def _planned_sum(
-        self, follower: Follower, args: Arguments, kwargs: Named
-    ) -> tuple[Step | None, Arguments]:
-        """Return the plan's next step if it makes this sum in place, and the arguments."""
-        step = follower.upcoming(ADD_INTO)
-        operand = None if step is None else self._sums.into(args, kwargs)
-        return (None if operand is None else step), (args[::-1] if operand else args)
 
     def _run(self, operation: OpOverload, args: Arguments, kwargs: Named) -> Any:
         """Run an operation, whether it is planned or not."""
@@ -203,7 +189,6 @@ class Running:
             self._residency.bring(part, lock=True)
 
     def _bring_in(self, step: Step | None, name: str, inputs: list[Variable]) -> None:
-        """Bring an operation's inputs to the device."""
         residency = self._residency
         if residency.ended:
             residency.bury()
@@ -287,7 +272,6 @@ class Running:
         return made
 
     def _made(self, result: Any, inputs: list[Variable]) -> list[Variable]:
-        """Return the variables that an operation has made."""
         residency = self._residency
         made: list[Variable] = []
         for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):

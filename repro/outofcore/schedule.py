@@ -359,16 +359,13 @@ def score(plan: SwapPlan, *costs: Any) -> tuple[float, int]:
 def fastest(
     plans: Iterable[SwapPlan], compute_times: Times, bandwidth: Rates, latency_s: float
 ) -> SwapPlan | None:
-    """Return the plan with the least simulated time, among equals with the fewest bytes.
-
-    None without plans. A plan without a transfer cannot be beaten and ends the search.
-    """
+    """Return the fastest plan, among equals that with the fewest bytes; None without plans."""
     best: tuple[tuple[float, int], SwapPlan] | None = None
     for plan in plans:
         scored = score(plan, compute_times, bandwidth, latency_s)
         if best is None or scored < best[0]:
             best = scored, plan
-        if not plan.bytes_moved:
+        if not plan.bytes_moved:  # it cannot be beaten
             break
     return best[1] if best else None
 

@@ -217,19 +217,15 @@ class _Device:
                 self.out_free = self.leaves[name] = self.copy(kind, name, begin, self.rates[1])
 
     def copy(self, kind: Kind, name: str, begin: float, rate: float) -> float:
-        """Note a copy, and return its end."""
         end = begin + self.latency_s + self.sizes[name] / rate
         self.moved.append(Transfer(kind, name, begin, end))
         return end
 
 
 def changes(plan: SwapPlan, iterations: int = 1) -> Iterator[tuple[int, bool, str, bool]]:
-    """Yield the changes on the device: (function, after it, variable, comes).
-
-    Functions are numbered across iterations.
-    """
+    """Yield each change on the device: (function, after it or before, variable, comes or goes)."""
     trace, device = plan.trace, set(plan.resident)
-    for number in range(iterations * len(trace.functions)):
+    for number in range(iterations * len(trace.functions)):  # across iterations
         f = number % len(trace.functions)
         before, after = (
             [(name, kind is not Kind.RELEASE) for kind, name in actions]
@@ -325,10 +321,7 @@ def _longest(
 
 
 def _beyond(position: NDArray[np.int64], size: Vector, room: float, length: int) -> Vector:
-    """Return for i < length the bytes at positions from i on that do not fit into the room.
-
-    Variables larger than the room do not fit at all.
-    """
+    """Return for i < length the bytes at positions from i on beyond the room; larger ones whole."""
     summed, fitting = (
         np.bincount(position[some], size[some], length)[::-1].cumsum()[::-1]
         for some in (slice(None), size <= room)

@@ -230,11 +230,7 @@ class OutOfCore:
                 )
 
     def __exit__(self, *exception: object) -> None:
-        """Bring everything back.
-
-        Raises:
-            BudgetTooSmall: It was raised within a scripted module, which hid it.
-        """
+        """Bring everything back; raise a `BudgetTooSmall` that a scripted module has hidden."""
         guard = self._guard
         guard.depth += 1
         try:

@@ -20,8 +20,8 @@ from trainings import Centre, interrupt, make_data, make_plan, same, train
 
 ray = pytest.importorskip("ray")
 
-from repro.dualbatch import CheckpointError, Commit, cluster  # noqa: E402
-from repro.dualbatch.cluster import ClusterError, connected  # noqa: E402
+from repro.dualbatch import CheckpointError, ClusterError, Commit, cluster  # noqa: E402
+from repro.dualbatch.cluster import connected  # noqa: E402
 from repro.measure import load_checkpoint  # noqa: E402
 
 pytestmark = [

@@ -467,9 +467,9 @@ def test_a_bad_mini_batch_leaves_everything_as_it_was(batch, weights, error, mes
     ("options", "message"),
     [
         ({"micro_batch_size": True}, "whole number of at least 1, or 'auto'"),
-        ({"normalization": "mean"}, "allowed are 'exact', 'paper', 'none'"),
+        ({"normalization": "mean"}, "choose among exact, paper, none"),
         ({"prefetch": 1.5}, "prefetch is 1.5"),
-        ({"autocast": torch.float64}, "autocast is torch.float64; allowed are"),
+        ({"autocast": torch.float64}, "autocast is torch.float64; choose among"),
         ({"device": "meta"}, "move the model there first"),
     ],
 )

@@ -81,7 +81,7 @@ def test_chance_that_no_generator_tells_of_is_no_mixing(coin):
 
 def test_outputs_that_cannot_be_detached_are_not_judged():
     check = check_of(lambda outputs, targets: -outputs.log_prob(targets).mean())
-    check._model.register_forward_hook(lambda *given: torch.distributions.Normal(given[-1], 1.0))
+    check.model.register_forward_hook(lambda *given: torch.distributions.Normal(given[-1], 1.0))
     assert not check.loss_reads_outputs(sample())
 
 

@@ -51,7 +51,7 @@ def test_against_exhaustive_search(most):
 @pytest.mark.parametrize(
     ("batch", "times", "message"),
     [
-        *((n, {"a": {1: 1.0}}, f"batch is {n}; it must be a whole number from 1") for n in
+        *((n, {"a": {1: 1.0}}, f"batch is {n}; give a whole number, at least 1") for n in
           (0, 2.5, True, None)),
         *((4, {"a": {4: 1.0}, "b": {2: 1.0, n: time}}, f"'b' has the time {time} at batch size")
           for n, time in ((0, 1.0), (1.5, 1.0), (True, 1.0), (4, -0.1), (4, math.nan))),

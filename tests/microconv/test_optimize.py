@@ -116,7 +116,7 @@ def test_policies():
         powers = [size for size in range(1, batch + 1) if size & (size - 1) == 0]
         assert micro_batch_sizes(batch, "powerOfTwo") == sorted({*powers, batch})
         assert micro_batch_sizes(batch, "undivided") == [batch]
-    with pytest.raises(ValueError, match="unknown policy 'power'; choose all, powerOfTwo, undivi"):
+    with pytest.raises(ValueError, match="policy is 'power'; choose among all, powerOfTwo, undivi"):
         micro_batch_sizes(8, "power")
 
 
@@ -131,7 +131,7 @@ ONE = {1: [Candidate("a", 1, 0)]}
         (7, {4: [Candidate("a", 1, 0)], 2: [Candidate("a", 1, 0)], 1: []}, 0,
          r"sizes \[2, 4\] gives the mini-batch 7"),
         *((batch, ONE, None, "batch") for batch in (0, 1.5, True)),
-        *((1, ONE, limit, f"limit_bytes is {limit!r}; it must be at least 0, or None, in whole")
+        *((1, ONE, limit, f"limit_bytes is {limit!r}; give a whole number, at least 0")
           for limit in (-1, 1e6, True, "64")),
         *((4, {**ONE, n: [Candidate("a", 1, 0)]}, None, f"candidates have a micro-batch size {n};")
           for n in (0, 1.5)),
@@ -275,7 +275,7 @@ def test_the_total_that_is_named_works_and_one_byte_less_does_not():
         assign_workspaces(fronts, 799)
     assert [d.workspace_bytes for d in assign_workspaces(fronts, 800).values()] == [300, 500]
     for total in (-1, 1e6, True):
-        with pytest.raises(ValueError, match=r"total_bytes is .*; it must be at least 0, in whole"):
+        with pytest.raises(ValueError, match=r"total_bytes is .*; give a whole number, at least 0"):
             assign_workspaces({}, total)
 
 

@@ -136,13 +136,13 @@ DENSE = {"growth": 12, "num_classes": 10, "in_channels": 3}
         ("torchvision/resnet18", {"num_classes": 0}, "num_classes is 0"),
         ("resnet_cifar", {"depth": 18}, "pass depth=14 or depth=20"),
         ("amoebanet_d", {"num_layers": 5}, "num_layers is 5, .*pass num_layers=3 or num_layers=6"),
-        ("amoebanet_d", {"num_filters": 7}, r"num_filters is 7, .* at least 8"),
+        ("amoebanet_d", {"num_filters": 7}, r"num_filters is 7; .* at least 8"),
         ("edsr", {"scale": 5}, "scale is 5: choose 1, 2, 3, 4 or 8"),
-        ("edsr", {"scale": 2.0}, "scale is 2.0, but must be a whole number"),
+        ("edsr", {"scale": 2.0}, "scale is 2.0; give a whole number"),
         (alexnet, {"width": 63}, "width is 63, .* pass width=60 or width=66"),
         (DenseNet, DENSE | {"depth": 41}, r"depth is 41, but must be 3 n \+ 4: pass depth=40 or"),
-        ("resnet20", {"width": True}, "width is True, .*: pass width="),
-        ("unet", {"depth": 2.0}, "depth is 2.0, .*: pass depth="),
+        ("resnet20", {"width": True}, "width is True; give a whole number"),
+        ("unet", {"depth": 2.0}, "depth is 2.0; give a whole number"),
     ],
 )
 def test_what_cannot_be_built_is_told_with_what_can(make, options, message):

@@ -95,7 +95,7 @@ def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
     devices = accelerator.count(device) if gpu else cores()
     if devices < TWO:
         return Outcome({"devices": devices, "parts": []})
-    from repro.dualbatch.cluster import ClusterError, connected
+    from repro.dualbatch.cluster import connected
 
     address = os.environ.get(RAY_ADDRESS) or None
     parts: list[dict[str, Any]] = []
@@ -106,7 +106,7 @@ def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
                 metrics, more = _part({**config, **part}, seed, device, address)
                 parts.append(metrics)
                 timings |= {f"part {number}, {key}": value for key, value in more.items()}
-    except ClusterError as error:
+    except dualbatch.ClusterError as error:
         raise cluster_error(error) from error
     return Outcome({"devices": devices, "parts": parts}, timings=timings)
 
