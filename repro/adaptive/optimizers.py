@@ -81,7 +81,7 @@ def is_dense(tensor: Tensor) -> bool:
 def check_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, others: Iterable[Tensor] = ()
 ) -> None:
-    """Refuse an optimizer without a parameter to train, or with a foreign one."""
+    """Refuse an optimizer that lacks a parameter to train, or holds a foreign one."""
     named = dict(model.named_parameters())
     trained = {name: p for name, p in named.items() if p.requires_grad}
     held = {p for group in optimizer.param_groups for p in group["params"]}

@@ -119,7 +119,7 @@ class _Case:
         return math.ceil(self.counted(iteration).alive(batch).max()) + self.beside
 
     def divided_bytes(self, iteration: Iteration, streamed: bool, micro: int) -> int:
-        """Peak in micro-batches of a size; from the second on all gradients are there."""
+        """Peak of a mini-batch in micro-batches; from the second on all gradients are there."""
         if micro >= self.batch:
             return self.undivided_bytes(iteration, self.batch)
         update = iteration.without_inputs.alive(micro)

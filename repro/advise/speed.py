@@ -176,7 +176,7 @@ class _Probe:
             backward = self._took(lambda: loss.pop().backward())
             update = self._took(parts.optimizer.step)
             rounds.append({FORWARD: forward, BACKWARD: backward, UPDATE: update})
-            if len(rounds) > 1 and time.perf_counter() > self.half:  # one must do
+            if len(rounds) > 1 and time.perf_counter() > self.half:
                 break
         return {phase: min(timed[phase] for timed in rounds[1:]) for phase in rounds[0]}
 

@@ -46,8 +46,8 @@ class Decoded:
 def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
     """Read the images of a `NAME.tar.xz`, keyed by their path below the top folder.
 
-    `folders` are the levels of folders between the split's and an image. CorruptDatasetError: the
-    archive is damaged, truncated, no tar.xz, or is refused; see above.
+    `folders` are the levels of folders between the split's and an image. `CorruptDatasetError`
+    where the archive is damaged, truncated, no tar.xz, or is refused; see above.
     """
     files: dict[str, Encoded] = {}
     try:
@@ -141,7 +141,7 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
     """Load the decoded set cached as `stem`, memory-mapped; build and cache it if missing.
 
     Every byte is checked against the stored digest. A cache file that does not load, or has changed
-    since it was written, is built again, with a warning. DatasetError: the set cannot be kept.
+    since it was written, is built again, with a warning. `DatasetError` where it cannot be kept.
     """
     try:
         path = cache_folder() / f"{stem}.pt"

@@ -156,7 +156,7 @@ def _decode_one(
 def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
     """Open an image of one of `FORMATS`, with its name for errors; decode it inside the block.
 
-    CorruptDatasetError: the file is no such image, is damaged, or has more pixels than
+    `CorruptDatasetError` where the file is no such image, is damaged, or has more pixels than
     `PIL.Image.MAX_IMAGE_PIXELS` (89 million by default).
     """
     if isinstance(encoded, np.ndarray):

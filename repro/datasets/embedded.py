@@ -62,8 +62,8 @@ def photos(
 
     The class is the photograph. Training patches lie in its left 70 %, test patches in its right
     30 %, at places drawn by `seed`. A mask is 1 where the luminance exceeds Otsu's threshold of the
-    whole photograph. `image_size` is that of a patch, not resized; None is 64. DatasetError: a
-    patch does not fit the smallest photograph's test region, or a count is below 1.
+    whole photograph. `image_size` is that of a patch, not resized; None is 64. `DatasetError`
+    where a patch does not fit the smallest photograph's test region, or a count is below 1.
     """
     height, width = as_pair(check_size(image_size) or 64)
     check_counts(train_per_class=train_per_class, test_per_class=test_per_class)

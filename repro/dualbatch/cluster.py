@@ -252,8 +252,8 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
     """Connect to a cluster, or start one on this machine; the value is the module `ray`.
 
     An existing connection is used and left open. `needed` are cores and GPUs; the size of a state
-    determines the memory for messages. ClusterError: Ray is not installed, or the cluster cannot
-    be reached or is too small.
+    determines the memory for messages. `ClusterError` where Ray is not installed, or the cluster
+    cannot be reached or is too small.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no statistics
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

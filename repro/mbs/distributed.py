@@ -88,7 +88,10 @@ class Processes:
         return int(most)
 
     def agreed_size(self, size: int, num_samples: int, problem: Exception | None) -> int:
-        """Return the smallest size of all that must divide; a `problem` of one is raised in all."""
+        """Return the smallest size of all processes that must divide their samples.
+
+        `problem` is this process's error, if any; one error makes all processes raise.
+        """
         bound = -float("inf") if size >= num_samples else -float(size)
         failed, negative, most = self.most(problem is not None, bound, num_samples)
         if failed:

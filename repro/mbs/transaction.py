@@ -154,7 +154,11 @@ class Buffers:
                 torch._foreach_copy_(tensors, values)
 
     def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
-        """Return names of changed state: buffers (not BatchNorm's) unlike `copies`, and others."""
+        """Return the names of buffers outside BatchNorm that differ from `copies`.
+
+        Also the names of changed frozen parameters and of changed numbers in attributes. Waits for
+        the device only if a buffer was written.
+        """
         values = dict(zip(self._versions, copies, strict=True))
         changed = []
         for module, held in self._held:
@@ -165,9 +169,9 @@ class Buffers:
                 written = now is not before or version_of(now) != self._versions[id(before)]
                 value = values[id(before)]
                 same = (now.dtype, now.device) == (value.dtype, value.device)
-                if written and not (same and torch.equal(stored(now), value)):  # which waits
+                if written and not (same and torch.equal(stored(now), value)):
                     changed.append(f"{name} of {type(module).__name__}")
-        changed += self.changed_frozen()  # and, in attributes, numbers
+        changed += self.changed_frozen()
         for module, numbers in self._numbers:
             new = _numbers_of(module)
             names = (name for name, was in numbers.items() if new.get(name, was) not in (was,))

@@ -54,8 +54,8 @@ def run_two_passes(
     """Compute outputs first, the loss of all of them next, and the parameters' gradients last.
 
     Accumulates the gradient of this process's samples of a mini-batch. `forward_ended` is called
-    after each forward pass of the first pass, `check_finite` before the first backward pass. A
-    NondeterministicModelError: the second pass had other outputs.
+    after each forward pass of the first pass, `check_finite` before the first backward pass. Where
+    the second pass has other outputs, a `NondeterministicModelError` is raised.
     """
     precision, ledger = setting.precision, setting.ledger
     # First pass: all outputs, without a graph.

@@ -157,7 +157,7 @@ def current_stream(device: torch.device | str) -> Stream:
 
 
 def use_stream(stream: Stream) -> AbstractContextManager[Any]:
-    """Make a stream this thread's current one inside; nested, too, unlike `torch.Stream` itself."""
+    """Make a stream this thread's current one inside; unlike `torch.Stream`, it may be nested."""
     if isinstance(stream, HostStream):
         return nullcontext()
     context: AbstractContextManager[Any] = module(stream.device).stream(stream)
@@ -230,7 +230,7 @@ def limit_bytes(device: torch.device | str) -> int:
 
 @contextmanager
 def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
-    """Let torch reserve at most `nbytes`, or a lower limit of before, on an accelerator."""
+    """Let torch reserve at most `nbytes` on an accelerator inside; a lower limit stays."""
     if nbytes < 1:
         raise ValueError(f"the limit is {nbytes} bytes: give 1 or more")
     device = _indexed(device)

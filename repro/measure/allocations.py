@@ -94,8 +94,8 @@ def keep_freed_memory() -> bool:
     """Make this process keep memory that it frees; return whether the C library allows it.
 
     By default glibc returns large blocks to the system and takes them anew, so that every large
-    tensor pays for page faults, on a virtual machine several times the work of filling it, and a
-    comparison of times would reward few allocations. It cannot be undone.
+    tensor pays for page faults. On a virtual machine these take several times as long as filling
+    the tensor, and a comparison of times would reward few allocations. It cannot be undone.
     """
     global _kept
     _kept = _set_malloc(_MMAP_MAX, 0) and _set_malloc(_TRIM_THRESHOLD, 2**31 - 1)
@@ -105,7 +105,7 @@ def keep_freed_memory() -> bool:
 def give_back_freed_memory() -> bool:
     """Make this process return freed memory; return whether the C library allows it.
 
-    glibc keeps freed blocks of up to 32 MiB; from now on only those below 64 KiB.
+    By default glibc keeps freed blocks of up to 32 MiB; after this call those below 64 KiB.
     """
     return _set_malloc(_MMAP_THRESHOLD, 64 * 1024)
 

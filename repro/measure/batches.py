@@ -137,8 +137,8 @@ def read_batch(
 def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]]:
     """The fewest sample ranges of at most `most` samples, of equal size but for one sample.
 
-    At least `fewest`, of as many samples. A last range of one sample, as of 65 in ranges of at
-    most 64, could not be normalised by BatchNorm.
+    There are at least `fewest` ranges, which need as many samples. 65 samples in ranges of at most
+    64 are 33 and 32: BatchNorm could not normalise a last range of one sample.
     """
     count = max(-(-num_samples // most), fewest)
     each, rest = divmod(num_samples, count)

@@ -29,7 +29,10 @@ def available_bytes() -> int:
 
 
 def pinnable_bytes() -> int:
-    """Memory that may be pinned now: the available less a margin, as the system cannot swap it."""
+    """Memory that may be pinned now: the available bytes less a margin.
+
+    Pinned memory cannot be swapped out: if too much is taken, the system ends processes.
+    """
     return max(0, available_bytes() - min(_MARGIN_BYTES, memory_bytes() // 16))
 
 

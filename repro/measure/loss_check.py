@@ -125,7 +125,10 @@ class LossCheck:
         return self._attempt(self._compare_outputs, sample, room, evaluating=nn.SyncBatchNorm)
 
     def loss_adds_up(self, sample: Sample) -> bool:
-        """Compare the losses of a few samples, also computed as a whole; return whether it ran."""
+        """Compare the losses of a few samples; return whether that was possible.
+
+        They are computed as a whole, too: a loss may depend on more than outputs and targets.
+        """
         # In training mode first, as far as that is repeatable.
         ways: tuple[tuple[Callable[..., bool], Any], ...] = (
             (self._compare_outputs, nn.SyncBatchNorm),
@@ -370,7 +373,7 @@ class LossCheck:
         raise _mixed(off, count)
 
     def _compare_alone(self, sample: Sample) -> bool:
-        """Refuse a model whose outputs for a part alone, as by its number of samples, differ."""
+        """Refuse a model that computes other outputs for a part alone than in the whole."""
         whole, total, start = floats(self._apart(sample.inputs)), sum(sample.counts), 0
         for (inputs, _), count in zip(sample.parts, sample.counts, strict=True):
             own = floats(self._apart(inputs))

@@ -247,7 +247,9 @@ def differentiated(loss: Tensor, wanted: list[Tensor]) -> Evaluated:
 def compare(
     whole: Evaluated, parts: Sequence[Evaluated], factors: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Compare a loss with the sum of its parts, each times its factor; of factor 0 it may be 0 / 0.
+    """Compare a loss with the sum of its parts, each times its factor.
+
+    A part with factor 0 does not count, and may be 0 / 0.
 
     Returns the sum; its relative difference from the loss, infinite if a part is not finite; the
     relative difference of their gradients by the outputs.
@@ -387,7 +389,7 @@ def can_be_joined(leaf: Any) -> bool:
 
 
 def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
-    """The parts' outputs concatenated, of `counts` samples if given; None if shapes forbid it."""
+    """The parts' outputs, of `counts` samples if given, concatenated; None if shapes do not fit."""
     every = [leaves_of(output) for output in outputs]
     if len({len(leaves) for leaves in every}) != 1:
         return None

@@ -105,7 +105,7 @@ class Snapshot:
             self._undo.append(put_back)
 
     def changed(self) -> dict[str, Tensor]:
-        """Tensors of parameters, buffers and attributes whose values changed, or that are new."""
+        """Parameters, buffers and attributes' tensors that have other values or are new."""
         found = {
             name: value.detach().clone()
             for name, value, _, saved in self._tensors

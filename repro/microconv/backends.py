@@ -27,7 +27,8 @@ NATIVE = "torch:native"
 def check_names(names: Sequence[str] | None, device: str) -> list[str]:
     """Check the allowed algorithms on a device; return a line for each unavailable backend.
 
-    ValueError: no name, or an unknown one, was given (BackendMissingError: an unavailable one).
+    `ValueError` where no name was given, or an algorithm that its backend does not have;
+    `BackendMissingError` where a backend is unknown or unavailable.
     """
     if names is not None and (isinstance(names, str) or not names):
         raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
@@ -47,7 +48,11 @@ def check_names(names: Sequence[str] | None, device: str) -> list[str]:
 
 
 def listing(kernel: Kernel, b: int) -> list[tuple[str, int]]:
-    """All permitted ``BACKEND:ALGORITHM`` for `b` samples, with the workspace in bytes."""
+    """All available ``BACKEND:ALGORITHM`` for `b` samples, with the workspace in bytes.
+
+    If torch requires deterministic algorithms, those with a varying order of summation are left
+    out.
+    """
     return [
         (f"{backend.name}:{name}", size)
         for backend in BACKENDS.values()

@@ -54,7 +54,7 @@ class Trial:
 
     @property
     def ratio(self) -> float:
-        """Median over the rounds, each of both, of the division's time over the framework's own."""
+        """Median over the rounds of the division's time over the framework's own."""
         pairs = zip(self.division_s, self.native_s, strict=True)
         return statistics.median(divided / native for divided, native in pairs)
 

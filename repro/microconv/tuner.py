@@ -211,7 +211,10 @@ class Tuner:
         layers: list[list[KernelReport]],
         step: Callable[[], None],
     ) -> list[list[KernelReport]]:
-        """The layers, untied where they make the model no faster and the limit allows it."""
+        """The layers, with those untied that do not make the whole model faster in a few trials.
+
+        Kernels that the limit requires stay.
+        """
         required = [[e if e.needed else _untied(e) for e in entries] for entries in layers]
         undivided = [[_untied(e) for e in entries] for entries in layers]
 

@@ -245,6 +245,7 @@ class ChunkedAllocator(_Allocator):
     The authors' code (nnabla) may grow a freed range in place; here a new range is mapped.
 
     m_c is `chunk_bytes`; the device has `capacity_bytes` for chunks, with None without limit.
+    Requests of up to `small_bytes` share chunks.
     """
 
     def __init__(

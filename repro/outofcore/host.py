@@ -149,7 +149,10 @@ class HostStore:
                 start, address = start + moved, address + moved
 
     def close(self, keep: bool = False) -> None:
-        """Return everything, after all copies; `keep` memory of storages that are still there."""
+        """Return everything to the system; no copy may be running.
+
+        With `keep` storages that could not be brought back stay here, on a CPU, with the memory.
+        """
         if keep and self.whole:
             _kept.extend(self.slabs)
         self.slabs.clear()

@@ -257,7 +257,10 @@ class Iterations:
         return step
 
     def end(self, clock: int) -> None:
-        """End an iteration after `clock` operations; plan anew if needed (BudgetTooSmall)."""
+        """End an iteration after `clock` operations, and make a new plan if needed.
+
+        `BudgetTooSmall` where one function alone needs more than the budget.
+        """
         if clock == self.origin:
             return  # nothing ran since the last iteration
         done = self.follower is not None and self.follower.cursor == len(self.follower.steps)

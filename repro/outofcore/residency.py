@@ -170,7 +170,10 @@ class Residency:
         return self.device.type == "cpu" and storage.is_shared()
 
     def _beside_aliases(self, storage: torch.UntypedStorage, locked: bool) -> tuple[bool, bool]:
-        """Return whether a storage from outside counts, and is locked, as shared memory is."""
+        """Return whether a storage from outside counts, and whether it is locked.
+
+        Other storages may share its memory, such as by DLPack: then all of them are locked.
+        """
         start, counts, foreign = storage.data_ptr(), True, locked
         end = start + storage.nbytes()
         self._fixed = [v for v in self._fixed if v.died is None]
@@ -294,7 +297,7 @@ class Residency:
             self.settle(variable)
 
     def settle(self, variable: Variable) -> None:
-        """Let the device wait for a variable's copy to the host; an OSError leaves the value."""
+        """Let the device wait for a variable's copy to the host; if that fails, the value stays."""
         if variable.outgoing is not None:
             # The storage is held until the wait: freed before it, its memory could be unmapped
             # while the copy still reads it.

@@ -223,9 +223,12 @@ class _Device:
 
 
 def changes(plan: SwapPlan, iterations: int = 1) -> Iterator[tuple[int, bool, str, bool]]:
-    """Yield each change on the device: (function, after it or before, variable, comes or goes)."""
+    """Yield the changes on the device: (function, after it, variable, comes).
+
+    Functions are numbered across iterations.
+    """
     trace, device = plan.trace, set(plan.resident)
-    for number in range(iterations * len(trace.functions)):  # across iterations
+    for number in range(iterations * len(trace.functions)):
         f = number % len(trace.functions)
         before, after = (
             [(name, kind is not Kind.RELEASE) for kind, name in actions]
@@ -321,7 +324,10 @@ def _longest(
 
 
 def _beyond(position: NDArray[np.int64], size: Vector, room: float, length: int) -> Vector:
-    """Return for i < length the bytes at positions from i on beyond the room; larger ones whole."""
+    """Return for i < length the bytes at positions from i on that do not fit into the room.
+
+    Variables larger than the room do not fit at all.
+    """
     summed, fitting = (
         np.bincount(position[some], size[some], length)[::-1].cumsum()[::-1]
         for some in (slice(None), size <= room)
