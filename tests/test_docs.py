@@ -129,8 +129,7 @@ class TestNumbers:
         plain = cells["mode"].isin(["undivided", "accumulation", "mbs"])[right.index]
         groups = (right[plain], right[~plain], right)
         shares = [f"{part.sum()} of {len(part)} cases" for part in groups]
-        rows = table_with("docs/combining.md", "predicted time of")
-        assert [row[1] for row in rows] == shares
+        assert [row[1] for row in table_with("docs/combining.md", "predicted time of")] == shares
 
 
 def test_the_words_are_defined_as_the_code_has_them():
@@ -180,8 +179,7 @@ def broken_links(page: str, text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS])
 def test_links_lead_somewhere(page):
-    text = (paths.ROOT / page).read_text(encoding="utf-8")
-    assert not broken_links(page, text)
+    assert not broken_links(page, (paths.ROOT / page).read_text(encoding="utf-8"))
 
 
 def test_broken_links_are_seen():

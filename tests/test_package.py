@@ -192,8 +192,7 @@ class TestArrows:
 
     @pytest.mark.slow
     def test_cuda_is_named_where_only_cuda_will_do(self):
-        naming = {module_name(path) for path in MODULES if _names_cuda(path)}
-        assert naming == ONLY_CUDA.keys()
+        assert {module_name(path) for path in MODULES if _names_cuda(path)} == ONLY_CUDA.keys()
 
 
 def test_import_repro_is_fast_and_light():

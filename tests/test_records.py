@@ -16,13 +16,7 @@ from test_installed import git
 
 from repro import paths, records
 from repro.experiments import PAPERS, load_paper
-from repro.records import (
-    CorruptRecordWarning,
-    Record,
-    RecordError,
-    read_record,
-    record_key,
-)
+from repro.records import CorruptRecordWarning, Record, RecordError, read_record
 
 CONFIG = {"model": {"name": "unet", "width": 4}, "image_size": [8, 9], "mini_batch": 16}
 
@@ -84,8 +78,7 @@ class TestCorruptRecords:
         # Among others it is named, and they are read.
         with pytest.warns(CorruptRecordWarning, match=bad.name):
             assert store.load("mbs") == [record]
-        assert bad.read_bytes() == content
-        assert read_record(good) == record
+        assert bad.read_bytes() == content and read_record(good) == record
 
     @pytest.mark.parametrize(
         ("field", "value"),
@@ -112,8 +105,7 @@ class TestPacked:
         for one in [*made, not_a_number]:
             store.write(one)
         before = store.load("mbs")
-        assert store.pack("mbs") == 6
-        assert files(store.folder) == ["mbs.jsonl.gz"]
+        assert store.pack("mbs") == 6 and files(store.folder) == ["mbs.jsonl.gz"]
         assert repr(store.load("mbs")) == repr(before)  # NaN differs from itself
         assert store.find("mbs", "train", "key3") == made[3]
         assert store.find("mbs", "train", "key9") is None
@@ -128,8 +120,7 @@ class TestPacked:
         changed = replace(record, metrics={"best": 1.0})
         path = store.write(changed)
         assert store.load("mbs") == [changed] and store.where(changed) == path
-        other = replace(record, key="other", paper="mbs")
-        assert store.pack("mbs", [other]) == 2
+        assert store.pack("mbs", [replace(record, key="other", paper="mbs")]) == 2
         assert sorted(r.metrics["best"] for r in store.load("mbs")) == [1.0, 97.5]
         assert not path.exists()
 
@@ -212,7 +203,7 @@ class TestKeys:
             {"config": CONFIG | {"micro_batch": None}}, {"fingerprint": "g"},
             {"fingerprint": None}, {"device": "e"}, {"device": None},
         ]  # fmt: skip
-        assert len({record_key(**base | change) for change in changes}) == len(changes)
+        assert len({records.record_key(**base | change) for change in changes}) == len(changes)
 
     def test_reference_records_have_the_keys_of_what_they_hold(self, reference_records):
         found = 0
@@ -226,7 +217,9 @@ class TestKeys:
                     }
                     made["device"] = machine if experiment.measured(record.config) else None
                     named = (record.paper, record.experiment, record.version)
-                    assert record.key == record_key(*named, record.config, record.seed, **made)
+                    assert record.key == records.record_key(
+                        *named, record.config, record.seed, **made
+                    )
                     found += 1
         assert found >= 2749
 
@@ -239,8 +232,7 @@ def test_commit_state_of_a_checkout_and_outside_one(tmp_path, monkeypatch):
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-q", "-m", "first")
     commit, dirty = records.commit_state()
-    assert len(commit) == 40
-    assert dirty is False
+    assert len(commit) == 40 and dirty is False
     (tmp_path / "untracked").write_text("1")
     assert records.commit_state() == (commit, False)
     (tmp_path / "file").write_text("2")

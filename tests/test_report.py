@@ -18,14 +18,12 @@ class TestSummary:
     def test_against_numpy(self, count):
         values = np.random.default_rng(count).normal(80, 3, count)
         summary = Summary.of(values.tolist())
-        assert summary.n == count
-        assert summary.mean == pytest.approx(np.mean(values))
+        assert summary.n == count and summary.mean == pytest.approx(np.mean(values))
         assert summary.std == pytest.approx(np.std(values, ddof=1))
         assert summary.text() == f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
 
     def test_one_none_and_a_generator(self):
-        assert Summary.of([3.456]).text() == "3.46"
-        assert math.isnan(Summary.of([3.456]).std)
+        assert Summary.of([3.456]).text() == "3.46" and math.isnan(Summary.of([3.456]).std)
         assert Summary.of([]).n == 0 and Summary.of([]).text() == DASH
         assert Summary.of(x for x in (1, 2)).text(1) == "1.5 ± 0.7"
 
@@ -43,8 +41,7 @@ class TestTables:
         assert ("long " * 100).strip() in text and "..." not in text
         assert text.count("<tr") == 3 and text.count(DASH) == 2
         assert "1.25" in text and "NaN" not in text and "None" not in text
-        columns = report.shown_table([{"<i>": 1}]).page
-        assert "<i>" not in columns
+        assert "<i>" not in report.shown_table([{"<i>": 1}]).page
 
     def test_markdown_has_a_line_for_each_row(self):
         table = [{"a|b": "<i>", "evidence": "one 1 < 2; two\n"}, {"evidence": "x|y"}]

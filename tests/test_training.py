@@ -10,14 +10,7 @@ from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 from torch import nn
 
 from repro import training
-from repro.training import (
-    evaluate_binary_segmentation,
-    evaluate_classifier,
-    evaluate_psnr,
-    fit,
-    plain_step,
-    psnr,
-)
+from repro.training import evaluate_binary_segmentation, evaluate_classifier, fit, plain_step
 
 
 @pytest.fixture
@@ -108,14 +101,13 @@ def test_segmentation_against_scikit_learn():
         predicted = torch.cat([model(inputs)[:, 0] > 0 for inputs, _ in batches])
     truth = torch.cat([targets > 0 for _, targets in batches])
     expected = 100 * jaccard_score(truth.numpy().ravel(), predicted.numpy().ravel())
-    assert metrics == {"iou": pytest.approx(expected)}
-    assert not model.training
+    assert metrics == {"iou": pytest.approx(expected)} and not model.training
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 4)])
 def test_images_that_do_not_match_have_no_psnr(shape):
     with pytest.raises(ValueError, match="differ"):
-        psnr(torch.zeros(2, 3, 4, 4), torch.zeros(shape))
+        training.psnr(torch.zeros(2, 3, 4, 4), torch.zeros(shape))
 
 
 class Stretched(nn.Module):
@@ -136,7 +128,9 @@ def test_restoration_by_brute_force(sizes):
     generator = torch.Generator().manual_seed(0)
     inputs, targets = torch.rand(2, 7, 2, 4, 5, generator=generator)
     model = Stretched()
-    metrics = evaluate_psnr(model, zip(inputs.split(sizes), targets.split(sizes), strict=True))
+    metrics = training.evaluate_psnr(
+        model, zip(inputs.split(sizes), targets.split(sizes), strict=True)
+    )
     values, errors = [], []
     for x, y in zip(inputs.double().numpy(), targets.double().numpy(), strict=True):
         restored = 2 * (x - 0.5) + 0.5

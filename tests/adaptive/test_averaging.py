@@ -30,16 +30,8 @@ from pairs import (
 )
 from torch import nn
 
-from repro.adaptive import (
-    METHODS,
-    DataParallel,
-    PeerError,
-    StepTiming,
-    join_processes,
-    leave_processes,
-    set_lr,
-    share,
-)
+from repro import adaptive
+from repro.adaptive import METHODS, DataParallel, PeerError, StepTiming, join_processes, set_lr
 
 # Ragged, growing, one with a single sample: a process has none of it.
 SIZES = [6, 7, 1, 12, 5]
@@ -218,7 +210,7 @@ def lose(rank, folder, method, end):
         start = time.perf_counter()
         if stage == "leaving":
             parallel.close()
-            leave_processes()
+            adaptive.leave_processes()
         for _ in range(3):
             parallel.step(*batch(3))
         parallel.finish()
@@ -331,8 +323,7 @@ def test_a_lost_process_is_an_error_in_the_other(both, lost, method, end):
 class TestOneProcess:
     def test_joins_nothing(self, monkeypatch):
         monkeypatch.delenv("RANK", raising=False)
-        assert join_processes() == (0, 1)
-        assert not dist.is_initialized()
+        assert join_processes() == (0, 1) and not dist.is_initialized()
 
     @pytest.mark.parametrize("method", METHODS)
     def test_is_plain_training_to_the_last_bit(self, method):
@@ -357,6 +348,8 @@ class TestOneProcess:
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
 def test_shares_are_the_whole_in_order_and_differ_by_one(processes):
     for samples in range(20):
-        parts = [list(range(samples))[share(samples, r, processes)] for r in range(processes)]
+        parts = [
+            list(range(samples))[adaptive.share(samples, r, processes)] for r in range(processes)
+        ]
         assert [n for part in parts for n in part] == list(range(samples))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1

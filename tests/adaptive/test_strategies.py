@@ -5,13 +5,8 @@ import pytest
 import torch
 from test_controller import with_thetas as follow
 
-from repro.adaptive import (
-    DivergedError,
-    LinearScaling,
-    NoImprovement,
-    NoiseScaleBatch,
-    ScheduledBatch,
-)
+from repro import adaptive
+from repro.adaptive import DivergedError, LinearScaling, NoImprovement, NoiseScaleBatch
 from repro.adaptive.gradients import NoiseScale
 
 THETAS = [random.Random(2).uniform(-1, 3) for _ in range(12)]
@@ -40,7 +35,7 @@ def test_linear_scaling_climbs_with_every_iteration_of_five_epochs_as_goyals():
 
 def test_scheduled_batch():
     # Section VI-C's: 256 doubled after every 30 epochs, the rate as it was.
-    steps = follow(ScheduledBatch(256, 2048, 0.2, every=30), [1.0] * 120)
+    steps = follow(adaptive.ScheduledBatch(256, 2048, 0.2, every=30), [1.0] * 120)
     assert batches(steps) == [256] * 30 + [512] * 30 + [1024] * 30 + [2048] * 31
     assert set(rates(steps)) == {0.2}
 

@@ -11,21 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import joined
+import pairs
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from pairs import (
-    answers,
-    assert_close,
-    assert_trained_alike,
-    described,
-    error_of,
-    parallel_of,
-    run_cases,
-    train,
-    weights_of,
-)
+from pairs import answers, assert_close, error_of, parallel_of, train, weights_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import prune
@@ -596,7 +587,7 @@ def states(method, whose):
     for number in range(2):
         parallel.step(*batch(number))
     parallel.close()
-    return {"saved": saved, "loaded": loaded} | described(model, optimizer)
+    return {"saved": saved, "loaded": loaded} | pairs.described(model, optimizer)
 
 
 def unlike(method, rank, what):
@@ -849,8 +840,7 @@ def amid(method, what):
 
 def bounded():
     model = nn.Sequential(nn.Linear(3, 3), nn.Embedding(5, 3, max_norm=1.0))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return error_of(parallel_of, model, optimizer, "all_to_all")
+    return error_of(parallel_of, model, torch.optim.SGD(model.parameters(), 0.1), "all_to_all")
 
 
 class Twice(Small):
@@ -883,8 +873,7 @@ def copies(method):
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    saved = torch.load(file, weights_only=False)
-    tensors = [weights_of(copied), weights_of(saved)]
+    tensors = [weights_of(copied), weights_of(torch.load(file, weights_only=False))]
     F.cross_entropy(copied(batch(2)[0]), batch(2)[1]).backward()
     tensors.append([p.grad for p in copied.parameters()])
     parallel.step(*batch(2))
@@ -951,7 +940,7 @@ def todo(rank):
 
 
 def work(rank, port, folder):
-    run_cases(rank, port, folder, todo)
+    pairs.run_cases(rank, port, folder, todo)
 
 
 @pytest.fixture(scope="module")
@@ -970,7 +959,7 @@ def compare(both, *key, tolerance=1e-12):
     wanted, found = function(None, *given, **options), []
     for method in methods:
         for answer in answers(both, method, *key):
-            assert_trained_alike(answer, wanted, tolerance)
+            pairs.assert_trained_alike(answer, wanted, tolerance)
             assert_close(answer.get("seen", []), wanted.get("seen", []), tolerance)
             found.append(answer)
     return wanted, found
@@ -1106,7 +1095,7 @@ def test_mini_batches_of_any_form(both, kind):
 def test_losses_that_are_no_plain_mean_over_samples(both, name):
     wanted, _ = compare(both, "loss", name)
     compare(both, "loss, micro-batches", name)
-    assert_trained_alike(lost("all_to_all", name, 2), wanted)  # one process
+    pairs.assert_trained_alike(lost("all_to_all", name, 2), wanted)  # one process
 
 
 @pytest.mark.parametrize("name", UNEVEN)

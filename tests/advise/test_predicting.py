@@ -240,8 +240,7 @@ def test_seconds_are_those_that_were_measured():
     divided = told("accumulation", 32)
     assert divided.settings["micro_batch"] < 10
     assert divided.seconds == pytest.approx(3 * 32 + 1, rel=1e-2)
-    slow_few = fixed_speed(forward=6.0, backward=12.0)
-    assert told("mbs", 32, slow_few).slowdown > 1.1
+    assert told("mbs", 32, fixed_speed(forward=6.0, backward=12.0)).slowdown > 1.1
     recomputed = told("checkpointing", 8)
     assert 25 + 4 < recomputed.seconds <= 25 + 8 + 1e-6  # at most the forward pass once more
     plenty = told("outofcore", 8)
@@ -252,8 +251,7 @@ def test_seconds_are_those_that_were_measured():
         streamed = told(method, 32, speed)
         count = -(-32 // streamed.settings["micro_batch"])
         assert streamed.seconds == pytest.approx(3 * 32 + 1 + 3 + (count - 1) * each)
-    elsewhere = told("mbs", 32, speed, device="cuda").seconds
-    assert elsewhere == pytest.approx(divided.seconds, rel=1e-2)
+    assert told("mbs", 32, speed, device="cuda").seconds == pytest.approx(divided.seconds, rel=1e-2)
 
 
 @pytest.mark.slow
@@ -413,8 +411,7 @@ class Several(nn.Conv2d):
 def test_models_of_several_outputs_and_such_as_compute_when_they_are_made():
     own = Workload.of(Several(3, 5, 3), image=8, loss_fn=nn.CrossEntropyLoss(torch.ones(5)))
     parts = own.built(2, "cpu")
-    outputs = parts.model(parts.inputs)
-    wanted = sum(ce(output, parts.targets) for output in outputs.values())
+    wanted = sum(ce(output, parts.targets) for output in parts.model(parts.inputs).values())
     assert parts.forward() == wanted and predict(own, "mbs", 9, PLENTY).fits
     assert Workload.of("torchvision/regnet_y_400mf", image=32).samples(2)[0].shape == (2, 3, 32, 32)
 

@@ -31,8 +31,7 @@ def test_batches_cover_the_data_once(batch_size):
     loader = raw(LABELS, batch_size)
     full, rest = divmod(N, batch_size)
     sizes = [len(y) for _, y in loader]
-    assert sizes == [batch_size] * full + [rest] * (rest > 0)
-    assert len(sizes) == len(loader)
+    assert sizes == [batch_size] * full + [rest] * (rest > 0) and len(sizes) == len(loader)
     pixels, seen = epoch(loader)
     assert len(seen.unique()) == len(seen) == sum(sizes)
     assert torch.allclose(pixels * 255, IMAGES[seen].float(), atol=1e-3)

@@ -50,8 +50,7 @@ def by_hand(result, shares, optimizer_fn, kept):
             optimizers[commit.worker] = optimizer_fn(model.parameters(), 0.1)
         optimizer = optimizers[commit.worker]
         # Who comes first in an epoch takes the setting of the next one.
-        rate = rates[min(3, -(-commit.pulled // PLAN.n))]
-        wanted = optimizer_fn(model.parameters(), rate)
+        wanted = optimizer_fn(model.parameters(), rates[min(3, -(-commit.pulled // PLAN.n))])
         optimizer.param_groups[0]["lr"] = wanted.param_groups[0]["lr"]
         with torch.random.fork_rng():
             torch.manual_seed(share.seed)

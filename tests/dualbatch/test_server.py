@@ -146,8 +146,7 @@ class TestMergeRules:
             for name in ("weight", "mean"):
                 w[name] = sum(f * p[name] for f, p in zip(factors, kept, strict=True)) / 1.75
             w["count"] = w["count"] + sum(1 + 3 * number + i for i in range(3))
-            assert close(server.state, w)
-            assert server.version == 3 * (number + 1)
+            assert close(server.state, w) and server.version == 3 * (number + 1)
 
     def test_the_order_of_commits_in_a_round_changes_no_bit(self):
         states = []
@@ -196,8 +195,7 @@ class TestSynchronisation:
                         server.pull(worker)
                 push(server, rng.choice(sorted(server.pulls)))
         orders = [[(c.worker, c.iteration, c.factor) for c in server.log] for server in servers]
-        assert orders[0] == orders[1]
-        assert close(servers[0].state, arrays(servers[1].state))
+        assert orders[0] == orders[1] and close(servers[0].state, arrays(servers[1].state))
         assert servers[0].version == servers[1].version == 24
 
 

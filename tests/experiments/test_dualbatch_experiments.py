@@ -110,8 +110,7 @@ def test_all_test_images_count_after_the_last_epoch_alone(monkeypatch):
 def test_momentum_is_kept_where_no_older_record_is(profile):
     config = runs.section51(profile, DIGITS, 1.1, 2).config
     new = profile in ("gpu", "paper")
-    state = building.compute_of(config)["optimizer_state"]
-    assert state == ("kept" if new else "restarted")
+    assert building.compute_of(config)["optimizer_state"] == ("kept" if new else "restarted")
     assert building.clock_of(config) == {"jitter": 0.01 * new, "slowdowns": None}
     assert building.clock_of(config | {"engine": "ray"}) == {}
 

@@ -51,8 +51,7 @@ def test_divided_configurations_of_figure6():
 
     # By hand: slow alone, then up to 1, ..., 7 fast samples at once: 8, 4, 3, 2, 2, 2, 2 calls
     # at best, of which those with as many calls as a smaller workspace has drop out; then 1.
-    assert len(of_conv2()) == 6
-    assert of_conv2(gain=0.5) == ["8 slow"]
+    assert len(of_conv2()) == 6 and of_conv2(gain=0.5) == ["8 slow"]
     # 100 MiB a sample: one fast sample at a time still fits into 120 MiB, two do not.
     assert of_conv2(fast_mib=100.0) == ["8 slow", "8×1 fast"]
 
@@ -121,8 +120,7 @@ def test_the_solver(samples, small, large):
     """5.46 ms for ResNet-50, 716 ms for ResNet-152."""
 
     def make(run):
-        made_ = {"solver": made.solved(*samples), "programme": made.programme()}
-        return made_.get(run.experiment)
+        return {"solver": made.solved(*samples), "programme": made.programme()}.get(run.experiment)
 
     for key, word in (("solver_resnet50", small), ("solver_resnet152", large)):
         found, evidence = judge(f"optimisation/{key}", make)
@@ -147,13 +145,11 @@ def test_figure13_has_the_papers_devices_beside_ours(ran):
     rows = table("figure13", lambda run: metrics).set_index("devices")
     assert rows["paper"]["2 fast + slow"] == "×2.12"
     assert rows["paper"]["all of the paper's"] == "×2.20"
-    assert rows["paper, even"]["fast + slow"] == "×1.37"
-    assert ("batch sizes" in rows) == ran
+    assert rows["paper, even"]["fast + slow"] == "×1.37" and ("batch sizes" in rows) == ran
 
 
 def test_figure1_has_one_colour_for_a_limit_in_both_panels():
-    found = reference("microconv/figure1")
-    axes = load_paper("microconv").artefacts["figure1"].draw(found).axes
+    axes = load_paper("microconv").artefacts["figure1"].draw(reference("microconv/figure1")).axes
     workspace, time = (
         {bars.get_label().partition(":")[0]: bars[0].get_facecolor() for bars in axis.containers}
         for axis in axes

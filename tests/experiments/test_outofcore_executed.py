@@ -58,8 +58,7 @@ class TestChild:
     def test_it_returns_what_it_measured(self):
         outcome = measuring.measure_in_child(_MEASURED | {"mode": "schedule", "batch": 32}, "cpu")
         assert len(outcome.timings["iteration"].samples_s) == 2
-        assert outcome.timings["iteration"].warmup == 3
-        assert outcome.metrics["bytes_moved"] > 0
+        assert outcome.timings["iteration"].warmup == 3 and outcome.metrics["bytes_moved"] > 0
         assert outcome.peak_bytes == outcome.metrics["held_bytes"]
 
 
@@ -142,17 +141,14 @@ class TestTraces:
     @pytest.mark.slow
     @pytest.mark.parametrize("toy", TRACED, ids=NAMES)
     def test_an_extended_trace_is_that_of_training(self, toy):
-        step = building.training_step(toy | {"batch": 7}, "cpu")
-        computed = record(step, warmup=2, device="cpu")
+        computed = record(building.training_step(toy | {"batch": 7}, "cpu"), warmup=2, device="cpu")
         extended = trace_at(toy, 7)
         assert extended.peak_bytes == computed.peak_bytes
         assert extended.smallest_budget == computed.smallest_budget
         if toy["model"]["name"] == "pix2pixhd":  # its gradients of views go through other copies
             return
-        assert extended.functions == computed.functions
-        assert extended.sizes == computed.sizes
-        assert extended.deaths == computed.deaths
-        assert extended.kinds == computed.kinds
+        assert extended.functions == computed.functions and extended.sizes == computed.sizes
+        assert extended.deaths == computed.deaths and extended.kinds == computed.kinds
 
     def test_iterations_that_change_with_the_batch_size_are_refused(self, monkeypatch):
         def training_step(config, device):
@@ -222,13 +218,11 @@ def test_fitting_against_trying_many_budgets(seed, allocator):
     served = [budget for budget in tried if budget >= low and fit(plan_swaps(trace, budget), make)]
     found = largest_budget(trace, limit, make)
     if found is None:
-        assert low not in served
-        assert limit not in served
+        assert low not in served and limit not in served
         assert not can_train(trace, limit, make)
         return
     budget = found.plan.budget_bytes
-    assert found.plan.verify() <= budget <= limit
-    assert found.peaks["reserved_bytes"] <= limit
+    assert found.plan.verify() <= budget <= limit and found.peaks["reserved_bytes"] <= limit
     # No smaller than what is served of the ends and quarters, and beyond it something is not.
     starts = [low + (limit - low) * k // 4 for k in range(5)]
     assert budget >= max(start for start in starts if start in served)

@@ -90,8 +90,7 @@ def test_deeper_layers_pool_the_inputs_that_they_received(two_pass):
     handle.remove()
     values = torch.cat(received[-4:]).transpose(0, 1).flatten(1)  # (channels, values)
     torch.testing.assert_close(model[3].running_mean, 0.1 * values.mean(1), rtol=1e-12, atol=1e-14)
-    expected = 0.9 + 0.1 * values.var(1)
-    torch.testing.assert_close(model[3].running_var, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(model[3].running_var, 0.9 + 0.1 * values.var(1), rtol=1e-12, atol=0)
     # and these are not the undivided mini-batch's, as the documentation says
     full = copy.deepcopy(model)
     full[3].reset_running_stats()

@@ -14,15 +14,8 @@ import pytest
 import torch
 from tuned_nets import reference
 
-from repro.microconv import (
-    BenchmarkCache,
-    Convolution,
-    Division,
-    Kernel,
-    backends,
-    cudnn,
-    stated_error,
-)
+from repro import microconv
+from repro.microconv import BenchmarkCache, Convolution, Division, Kernel, backends, cudnn
 from repro.microconv.backends import BACKENDS, run_division
 from repro.microconv.cudnn import CuDNNBackend, UnsupportedError
 from repro.microconv.kernels import KINDS, aligned
@@ -70,7 +63,7 @@ def assert_near(out, expected, kernel, algorithm):
     assert out.isfinite().all()
     error = float((out - expected).abs().max() / expected.abs().max())
     # In 16 bits what is stated says little; sums are in float32, and rounded at the end.
-    allowed = min(stated_error(f"cudnn:{algorithm}", kernel), 0.05)
+    allowed = min(microconv.stated_error(f"cudnn:{algorithm}", kernel), 0.05)
     assert error <= allowed, (algorithm, kernel, error)
 
 
@@ -193,8 +186,7 @@ def test_scales_algorithm_stream_and_workspace(stub, kind, dtype):
         assert run["stream"] == "4711" and run["workspace"] == str(size)
     stub.stream.cuda_stream = 42  # set before each call
     run_guarded(algorithm, kernel, operands, size)
-    assert log(stub, "run")[-1]["stream"] == "42"
-    assert set(stub.devices) == {"cpu"}
+    assert log(stub, "run")[-1]["stream"] == "42" and set(stub.devices) == {"cpu"}
     for b in (1, 5, 64):  # the workspace is asked for by micro-batch
         listed = dict(BACKEND.algorithms(kernel, b))
         assert listed == {

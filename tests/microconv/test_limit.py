@@ -16,18 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tuned_nets import InventedTimes, kernels_in, reference, relative_error, tuned_layers
 from tuned_nets import images as make_images
 
+from repro import microconv
 from repro.measure.allocations import peak_inside
-from repro.microconv import (
-    BenchmarkCache,
-    Candidate,
-    Convolution,
-    Division,
-    Kernel,
-    LayerGoneError,
-    TunedConv2d,
-    WorkspaceLimitError,
-    tune,
-)
+from repro.microconv import BenchmarkCache, Candidate, TunedConv2d, WorkspaceLimitError, tune
 from repro.microconv.backends import NATIVE
 from repro.microconv.measuring import Bench, Trial
 from repro.microconv.results import TuningReport
@@ -139,11 +130,11 @@ def test_under_wd_each_kernel_has_its_own_share_at_every_batch_size():
 
 
 def test_bytes_that_wd_assigned_to_no_kernel_are_given_once():
-    key = Kernel("forward", Convolution(3, 8, 8, 4, (3, 3))), 8
+    key = microconv.Kernel("forward", microconv.Convolution(3, 8, 8, 4, (3, 3))), 8
     tuner = Tuner(TuningReport("WD", "all", 1000), Bench(None, BenchmarkCache()), 0.0, {})
     tuner.measured[key], tuner.spare = {8: [Candidate(NATIVE, 1.0, 90)]}, 100
     # Torch's own takes 80 bytes more than the division: of two kernels, from one.
-    assert [tuner._needed(key, Division(1.0, 10, [])) for _ in range(2)] == [False, True]
+    assert [tuner._needed(key, microconv.Division(1.0, 10, [])) for _ in range(2)] == [False, True]
 
 
 def test_frozen_filters_take_no_more():
@@ -332,7 +323,9 @@ def test_a_traced_model_computes_any_input_and_says_where_its_layers_are_gone():
     loaded = torch.jit.load(file)
     del model, traced
     gc.collect()
-    with pytest.raises((LayerGoneError, RuntimeError), match=r"tuned layer \d+, which is not"):
+    with pytest.raises(
+        (microconv.LayerGoneError, RuntimeError), match=r"tuned layer \d+, which is not"
+    ):
         loaded(images(4, 9))
 
 

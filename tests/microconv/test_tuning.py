@@ -17,29 +17,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import tuned_nets
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from tuned_nets import (
-    BATCH,
-    InventedTimes,
-    assert_close,
-    images,
-    kernels_in,
-    relative_error,
-    tuned_layers,
-)
+from tuned_nets import BATCH, InventedTimes, assert_close, images, relative_error, tuned_layers
 
-from repro.microconv import (
-    BenchmarkCache,
-    CacheWarning,
-    LayerGoneError,
-    NotTunableError,
-    TunedConv2d,
-    find_kernels,
-    stated_error,
-    tune,
-    untune,
-)
+from repro import microconv
+from repro.microconv import BenchmarkCache, NotTunableError, find_kernels, tune, untune
 from repro.microconv.kernels import KINDS
 from repro.microconv.measuring import Bench, Trial
 from repro.microconv.nnpack import _zeros
@@ -257,8 +241,7 @@ def test_frozen_weights_and_the_first_layer_need_fewer_kernels():
 def test_channels_last_is_divided_in_its_own_layout():
     model = make_net().to(memory_format=torch.channels_last)
     x = images().to(memory_format=torch.channels_last)
-    times = InventedTimes(slowdown=1.0)
-    reference, report = divided(model, x, ("torch:native",), cache=times)
+    reference, report = divided(model, x, ("torch:native",), cache=InventedTimes(slowdown=1.0))
     assert {e.kernel.layout for e in report.kernels if e.layer != "point"} == {"nhwc"}
     divisions = {str(entry.division) for entry in report.kernels}
     assert divisions == {"3×2 torch:native + 1 torch:native"} and report.allocated_bytes == 0
@@ -419,7 +402,7 @@ def test_a_slower_division_is_left_to_torch():
     ):
         model = nn.Conv2d(3, 4, 3)
         _, report = divided(model, cache=times, min_gain=gain)
-        assert (isinstance(model, TunedConv2d)) == tuned
+        assert (isinstance(model, microconv.TunedConv2d)) == tuned
         for entry in report.kernels:
             assert (entry.division is not None) == tuned
             assert [entry.time_s] == (times.trial["divided"] if tuned else [entry.native_s])
@@ -451,8 +434,7 @@ def test_functional_transforms_fall_back():
         parameters = {name: p.detach() for name, p in module.named_parameters()}
 
         def loss(parameters, image, module=module):
-            outputs = torch.func.functional_call(module, parameters, (image[None],))
-            return outputs.square().sum()
+            return torch.func.functional_call(module, parameters, (image[None],)).square().sum()
 
         whole = torch.func.grad(loss)(parameters, x[0])
         each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
@@ -525,14 +507,14 @@ def saved(model):
 def test_copies_of_a_tuned_model(copied, mode):
     model = make_net()
     reference, report = divided(model, mode=mode, algorithms=("torch:direct", "nnpack:ft8x8"))
-    (ours,) = {kernel.workspace for kernel in kernels_in(model)}
+    (ours,) = {kernel.workspace for kernel in tuned_nets.kernels_in(model)}
     address = ours.allocate().data_ptr()
     model(images(3))  # so that there are divisions of another batch size
     assert ours.allocate().data_ptr() == address and ours.size == report.allocated_bytes > 0
     model.norm.load_state_dict(reference.norm.state_dict())
     other = copied(model)
     assert tuned_layers(other) == tuned_layers(model)
-    (theirs,) = {kernel.workspace for kernel in kernels_in(other)}
+    (theirs,) = {kernel.workspace for kernel in tuned_nets.kernels_in(other)}
     assert theirs is not ours and theirs.size == ours.size
     assert_same(other, reference, images())
     assert other.first.untuned_calls == model.first.untuned_calls == 0
@@ -645,8 +627,7 @@ def test_what_a_run_changes_is_put_back(problem, monkeypatch):
     if problem == "none":
         tune(model, x, **options)
         find_kernels(model, x)
-        assert tuned_layers(model)
-        assert disturbance(untune(model), x) == before
+        assert tuned_layers(model) and disturbance(untune(model), x) == before
         tune(model, x, cache=None)  # measured
         assert disturbance(untune(model), x) == before
     elif problem == "raises":
@@ -743,7 +724,9 @@ def test_the_report():
     assert report.measured == 0 and report.cached > len(every)
     for entry in entries:
         assert entry.batch == BATCH and (entry.time_s, entry.native_s) == (1.0, 2.0)
-        assert entry.error == max(stated_error(n, entry.kernel) for _, n in entry.division.parts)
+        assert entry.error == max(
+            microconv.stated_error(n, entry.kernel) for _, n in entry.division.parts
+        )
     found = [(e.layer, e.kernel, e.batch) for e in entries]
     assert find_kernels(model, images()) == found
     forward = find_kernels(untune(model), images(), training=False)  # without tuning
@@ -806,7 +789,7 @@ def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
     assert (again.measured, again.cached) == (0, report.measured + report.cached)
     monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "microconv.sqlite" / "below"))
     monkeypatch.setenv("REPRO_MICROCONV_POLICY", "undivided")
-    with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
+    with pytest.warns(microconv.CacheWarning, match="kept in memory until the process ends"):
         assert tune(one(), x).policy == "undivided"
 
 
@@ -879,8 +862,7 @@ def qat(model):
 def quantised_fx(model):
     from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
 
-    mapping = get_default_qconfig_mapping("fbgemm")
-    prepared = quantize_fx.prepare_fx(model, mapping, (images(),))
+    prepared = quantize_fx.prepare_fx(model, get_default_qconfig_mapping("fbgemm"), (images(),))
     prepared(images())
     return quantize_fx.convert_fx(prepared)
 
@@ -965,7 +947,9 @@ def test_a_shallow_copy():
     del model
     assert known() is None  # no cycle holds the weights
     gc.enable()
-    with pytest.raises(LayerGoneError, match=r"untune\(copy\), or make the copy by copy.deepcopy"):
+    with pytest.raises(
+        microconv.LayerGoneError, match=r"untune\(copy\), or make the copy by copy.deepcopy"
+    ):
         shallow(images())
     assert relative_error(untune(shallow)(images()), expected) <= 1e-5
 

@@ -39,8 +39,7 @@ def small(name, batch_size=3):
     options, image, output = MODELS[name]
     torch.manual_seed(0)
     model = build(name, **options).double()
-    x = torch.randn(batch_size, *image, dtype=torch.float64)
-    return model, x, (batch_size, *output)
+    return model, torch.randn(batch_size, *image, dtype=torch.float64), (batch_size, *output)
 
 
 def settled(model, x):
@@ -64,8 +63,7 @@ def test_shape_type_and_gradients_of_every_parameter(name):
     y = model(x)
     assert y.shape == shape and y.dtype == torch.float64 and y.isfinite().all()
     y.square().sum().backward()
-    missing = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert missing == []
+    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
 @EVERY
@@ -75,8 +73,7 @@ def test_samples_are_apart_and_channels_last_changes_nothing_but_the_layout(name
     layouts, last = [], {"memory_format": torch.channels_last}
     with torch.no_grad():
         expected = model(x)
-        alone = torch.cat([model(sample) for sample in x.split(1)])
-        torch.testing.assert_close(alone, expected)
+        torch.testing.assert_close(torch.cat([model(sample) for sample in x.split(1)]), expected)
         for module in model.to(**last).modules():
             if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
                 module.register_forward_pre_hook(

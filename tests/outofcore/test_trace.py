@@ -8,17 +8,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from traces import chain, least_s, random_trace
 
-from repro.outofcore import (
-    BudgetTooSmall,
-    Function,
-    OutOfCore,
-    Trace,
-    TraceError,
-    host_bytes,
-    plan_packed,
-    plan_swaps,
-    record,
-)
+from repro import outofcore
+from repro.outofcore import BudgetTooSmall, Function, Trace, TraceError, plan_swaps, record
 from repro.outofcore.allocator import ChunkedAllocator, replay
 from repro.outofcore.plan import requests
 
@@ -50,7 +41,7 @@ class TestTrace:
         # Only the spare one has to leave, or others as well.
         times = [1.0] * len(trace.functions)
         for budget in (trace.peak_bytes, 50):
-            for plan in (plan_swaps(more, budget), plan_packed(more, budget, times, 8.0)):
+            for plan in (plan_swaps(more, budget), outofcore.plan_packed(more, budget, times, 8.0)):
                 assert plan.verify() <= budget
                 assert least_s(plan, times, 8.0) <= plan.simulate(times, 8.0).time_s
 
@@ -104,7 +95,7 @@ class TestRecorded:
 
         def run(budget: int):
             step, given = make()
-            with OutOfCore(budget, **given) as block:
+            with outofcore.OutOfCore(budget, **given) as block:
                 for _ in range(4):
                     step()
             return block.statistics
@@ -113,7 +104,9 @@ class TestRecorded:
         for budget in (smallest, (smallest + later.peak_bytes) // 2):
             seen = run(budget)
             assert seen.peak_bytes <= budget
-            assert 0 < seen.host_bytes <= max(host_bytes(t, budget) for t in (first, later))
+            assert (
+                0 < seen.host_bytes <= max(outofcore.host_bytes(t, budget) for t in (first, later))
+            )
         with pytest.raises(BudgetTooSmall):
             run(smallest - 4)
 

@@ -55,8 +55,7 @@ def batches(device):
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
         x = torch.randn(8, 20, generator=generator, dtype=torch.float64)
-        y = torch.randint(5, (8,), generator=generator)
-        yield x.to(device), y.to(device)
+        yield x.to(device), torch.randint(5, (8,), generator=generator).to(device)
 
 
 def plainly(device):
@@ -72,8 +71,7 @@ def plainly(device):
 def averaged(device, method):
     model = make_model(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    group = None
-    averager = OverlappedAverager(model, optimizer, method, group, 2**14, 30.0)
+    averager = OverlappedAverager(model, optimizer, method, None, 2**14, 30.0)
     try:
         for number, (x, y) in enumerate(batches(device)):
             for failing in (True, False) if number == 2 else (False,):
@@ -113,8 +111,7 @@ def close(result, expected):
 
 @pytest.mark.parametrize("method", ["all_to_all", "reduce_scatter"])
 def test_it_is_plain_training(sim, alike, expected, method):
-    right = [True] * len(expected)
-    assert not noticed(lambda: close(averaged(sim, method), expected), right)
+    assert not noticed(lambda: close(averaged(sim, method), expected), [True] * len(expected))
 
 
 @pytest.mark.parametrize("omission", OMISSIONS, ids=str)

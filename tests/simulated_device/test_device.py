@@ -110,8 +110,7 @@ def test_operators_of_many_kinds_agree_with_the_cpu(sim):
 
 def test_the_allocator_counts_what_it_holds(sim):
     kept = torch.empty(100, device=sim)
-    assert torch.sim.memory_allocated() == 512
-    assert torch.sim.memory_reserved() == 2 * MIB
+    assert torch.sim.memory_allocated() == 512 and torch.sim.memory_reserved() == 2 * MIB
     large = torch.empty(3 * MIB, dtype=torch.uint8, device=sim)
     assert torch.sim.memory_reserved() == 22 * MIB
     assert torch.accelerator.memory_allocated(sim) == 512 + 3 * MIB
@@ -175,8 +174,7 @@ def test_generators_repeat_in_any_order_of_execution(sim):
         draw()
     assert torch.equal(draw(), second)
     one, other = (torch.Generator(device=sim).manual_seed(3) for _ in range(2))
-    draws = [torch.randperm(9, device=sim, generator=each) for each in (one, other)]
-    assert torch.equal(*draws)
+    assert torch.equal(*[torch.randperm(9, device=sim, generator=each) for each in (one, other)])
     with pytest.raises(RuntimeError, match="generator"):
         torch.rand(1, device=sim, generator=torch.Generator())
 
