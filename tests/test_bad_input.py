@@ -165,9 +165,8 @@ add(("report", "--output", "~nobody-of-that-name/x.html"), "home directory", "gi
 for command in (FIGURE, ("report",), ("notebooks",)):
     add(command, "/proc/none", REPRO_RESULTS="/proc/none/results")
     add(command, "{root}"[:0], REPRO_RESULTS="{root}/file/below")
-add(
-    ("status",), "home directory", "give another path", REPRO_RESULTS="~nobody-of-that-name/results"
-)
+nowhere = "~nobody-of-that-name/results"
+add(("status",), "home directory", "give another path", REPRO_RESULTS=nowhere)
 
 # Notebooks.
 for name in ("99_none", "../01_tiny", ""):

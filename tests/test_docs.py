@@ -20,10 +20,8 @@ from repro.experiments.view import of_papers, verdicts
 from repro.report import shown_table
 
 REFRESH = runpy.run_path(str(paths.ROOT / "docs" / "refresh.py"))
-PAGES = {
-    str(path.relative_to(paths.ROOT)): path.read_text(encoding="utf-8")
-    for path in REFRESH["pages"]()
-}
+FILES = {str(path.relative_to(paths.ROOT)): path for path in REFRESH["pages"]()}
+PAGES = {name: path.read_text(encoding="utf-8") for name, path in FILES.items()}
 METHODS = [f"docs/{paper}.md" for paper in PAPERS if paper != "together"]
 OTHERS = ("CONTRIBUTING.md", "data/README.md")  # pages of the site, too
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -32,8 +30,7 @@ _ARTEFACT = re.compile(rf"`(?:python -m repro show )?((?:{'|'.join(PAPERS)})/\w+
 
 def tables(page: str) -> list[tuple[str, list[list[str]]]]:
     """Return each table's rows of cells, the head first, and the paragraph above it."""
-    parsed = []
-    paragraphs = PAGES[page].split("\n\n")
+    parsed, paragraphs = [], PAGES[page].split("\n\n")
     for before, text in zip(["", *paragraphs], paragraphs, strict=False):
         lines = text.splitlines()
         if len(lines) > 1 and re.fullmatch(r"[|: -]+", lines[1]):
@@ -225,8 +222,7 @@ def surroundings() -> dict[str, object]:
         pool = nn.AdaptiveAvgPool2d(4)
         return nn.Sequential(pool, nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 4))
 
-    model = make_model()
-    loss_fn = nn.CrossEntropyLoss()
+    model, loss_fn = make_model(), nn.CrossEntropyLoss()
     loader = TensorLoader(pictures[:32], labels[:32], 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -239,8 +239,7 @@ class TestRunner:
         monkeypatch.chdir(tmp_path)
         code = "import os; print(profile, count, os.getcwd())"  # a relative $REPRO_DATA holds
         path = tiny(folder, code=code)
-        given = path.read_bytes()
-        outcome = notebooks.execute(path, {"count": "3"})
+        given, outcome = path.read_bytes(), notebooks.execute(path, {"count": "3"})
         assert not outcome.failed and "done" in outcome.text
         target = results_folder / "local" / "notebooks" / "01_tiny.ipynb"
         shown = f"view 3 {tmp_path}"
@@ -296,8 +295,7 @@ class TestSession:
 
         target = results_folder / "reference" / "cpu-2-cores" / "smoke"
         shutil.copytree(smoke / "local" / "smoke", target)
-        before = sorted(results_folder.rglob("*"))
-        session = Session("mbs")
+        before, session = sorted(results_folder.rglob("*")), Session("mbs")
         assert shown == []
         for name, artefact in session.paper.artefacts.items():
             shown.clear()

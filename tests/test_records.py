@@ -65,8 +65,7 @@ class TestCorruptRecords:
 
     @pytest.mark.parametrize("kind", CONTENTS)
     def test_the_error_names_the_file_and_what_to_do(self, store, record, kind):
-        good = store.write(record)
-        bad = store.write(replace(record, key="bad"))
+        good, bad = store.write(record), store.write(replace(record, key="bad"))
         content = self.CONTENTS[kind]
         content = bad.read_bytes()[:-200] if content is None else content
         bad.write_bytes(content)
@@ -151,9 +150,7 @@ class TestPacked:
         assert [r.seed for r in store.load("mbs")] == list(range(40))
 
     @pytest.mark.parametrize("damage", ["empty", "no gzip", "cut", "a broken line"])
-    def test_a_damaged_file_is_named_and_left_alone_and_other_lines_are_read(
-        self, store, record, damage
-    ):
+    def test_a_damaged_file_is_named_and_left_and_other_lines_are_read(self, store, record, damage):
         store.pack("mbs", [replace(record, key=f"key{n}", seed=n) for n in range(3)])
         good = store.packed("mbs").read_bytes()
         lines = gzip.decompress(good).splitlines()
@@ -212,14 +209,10 @@ class TestKeys:
                 for record in store.load(paper.key):
                     experiment = paper.experiments[record.experiment]
                     machine = f"{record.device['name']}, torch {record.versions['torch']}"
-                    made = {
-                        "fingerprint": record.dataset["fingerprint"] if record.dataset else None
-                    }
+                    made = {"fingerprint": (record.dataset or {}).get("fingerprint")}
                     made["device"] = machine if experiment.measured(record.config) else None
-                    named = (record.paper, record.experiment, record.version)
-                    assert record.key == records.record_key(
-                        *named, record.config, record.seed, **made
-                    )
+                    named = record.paper, record.experiment, record.version, record.config
+                    assert record.key == records.record_key(*named, record.seed, **made)
                     found += 1
         assert found >= 2749
 

@@ -50,10 +50,8 @@ class TestTables:
         assert rows == ["|&#60;i&#62;|one 1 &#60; 2; two|", f"|{DASH}|x&#124;y|"]
 
     def test_verdicts_are_badges(self):
-        rows = [
-            {"verdict": word, "claim": f"{word} costs 5 $ <b>", "setting": "smaller"}
-            for word in WORDS
-        ]
+        row = {"setting": "smaller"}
+        rows = [row | {"verdict": word, "claim": f"{word} costs 5 $ <b>"} for word in WORDS]
         page = report.shown_verdicts(rows).page
         table = report.shown_table(rows).page
         for word in WORDS:

@@ -54,9 +54,8 @@ class TestTable:
 
     def test_further_tables_begin_with_what_tells_the_rows_apart(self, columns):
         columns(60)
-        rows = [
-            {"model": "ab"[n % 2], "batch": n // 2, "x": "x" * 29, "y": "y" * 29} for n in range(9)
-        ]
+        long = {"x": "x" * 29, "y": "y" * 29}
+        rows = [{"model": "ab"[n % 2], "batch": n // 2} | long for n in range(9)]
         text = terminal.table(rows)
         assert text.count("model  batch") == 2 and "more rows" not in text
         text = terminal.table(rows, most=8)

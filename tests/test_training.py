@@ -34,8 +34,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def test_fit_equals_a_loop_written_by_hand(model, batches):
-    reference = copy.deepcopy(model)
-    loss_fn = nn.CrossEntropyLoss()
+    reference, loss_fn = copy.deepcopy(model), nn.CrossEntropyLoss()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     step = plain_step(model, loss_fn, optimizer, "cpu")
@@ -128,9 +127,8 @@ def test_restoration_by_brute_force(sizes):
     generator = torch.Generator().manual_seed(0)
     inputs, targets = torch.rand(2, 7, 2, 4, 5, generator=generator)
     model = Stretched()
-    metrics = training.evaluate_psnr(
-        model, zip(inputs.split(sizes), targets.split(sizes), strict=True)
-    )
+    batches = zip(inputs.split(sizes), targets.split(sizes), strict=True)
+    metrics = training.evaluate_psnr(model, batches)
     values, errors = [], []
     for x, y in zip(inputs.double().numpy(), targets.double().numpy(), strict=True):
         restored = 2 * (x - 0.5) + 0.5

@@ -348,8 +348,7 @@ class TestOneProcess:
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
 def test_shares_are_the_whole_in_order_and_differ_by_one(processes):
     for samples in range(20):
-        parts = [
-            list(range(samples))[adaptive.share(samples, r, processes)] for r in range(processes)
-        ]
-        assert [n for part in parts for n in part] == list(range(samples))
+        whole = list(range(samples))
+        parts = [whole[adaptive.share(samples, r, processes)] for r in range(processes)]
+        assert [n for part in parts for n in part] == whole
         assert max(map(len, parts)) - min(map(len, parts)) <= 1

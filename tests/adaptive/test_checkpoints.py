@@ -25,17 +25,15 @@ def test_controllers_of_numpys_numbers(tmp_path):
     one, two, rate = np.int64(8), np.int32(64), np.float32(0.1)
     given = {"warmup": np.int64(2), "warmup_from": rate / 2, "decay_at": [np.int64(3)]}
     given["growth"] = np.int64(3)
-    for kind, own in (
-        (adaptive.ThetaController, {"interval": one}),
-        (adaptive.ScheduledBatch, {"every": one}),
-    ):
-        controller, model = kind(one, two, rate, **own, **given), nn.Linear(2, 2)
+    for kind, own in ((adaptive.ThetaController, "interval"), (adaptive.ScheduledBatch, "every")):
+        options = given | {own: one}
+        controller, model = kind(one, two, rate, **options), nn.Linear(2, 2)
         controller.observe(np.float32(2.0), model.parameters())
         optimizer = torch.optim.SGD(model.parameters(), 1.0)
         adaptive.set_lr(optimizer, controller.setting.lr)
         state = {"controller": controller.state_dict(), "optimizer": optimizer.state_dict()}
         adaptive.save_checkpoint(tmp_path / "a.pt", state)
-        other = kind(one, two, rate, **own, **given)
+        other = kind(one, two, rate, **options)
         other.load_state_dict(adaptive.load_checkpoint(tmp_path / "a.pt")["controller"])
         assert other.setting == controller.setting
 

@@ -146,9 +146,8 @@ class TestAlgorithm1:
 class TestDecay:
     def test_saturation_is_three_epochs_in_a_row_without_a_fall_by_a_tenth(self):
         costs = [10.0, 9.5, 9.2, 9.1, 8.0, 7.9, 7.8, 7.7, 7.6, 7.5, 7.4, -9.0, -9.1, -9.2, -9.3]
-        steps = follow(
-            adaptive.FixedBatch(8, 1.0, decay_at=Saturation(3, 0.1)), costs, [1.0] * len(costs)
-        )
+        fixed = adaptive.FixedBatch(8, 1.0, decay_at=Saturation(3, 0.1))
+        steps = follow(fixed, costs, [1.0] * len(costs))
         assert [n for n in range(1, len(steps)) if steps[n].lr < steps[n - 1].lr] == [4, 8, 11, 15]
 
 
@@ -232,10 +231,8 @@ SCALES = [random.Random(7).uniform(4, 300) for _ in range(14)]
 
 def noise_driven():
     """`epoch` says which scale comes."""
-    decay = Saturation(2, 0.05)
-    controller = adaptive.NoiseScaleBatch(
-        8, 200, 0.1, lambda: SCALES[controller.epoch], decay_at=decay
-    )
+    scale, decay = lambda: SCALES[controller.epoch], Saturation(2, 0.05)
+    controller = adaptive.NoiseScaleBatch(8, 200, 0.1, scale, decay_at=decay)
     controller.epoch = 0
     return controller
 
@@ -284,8 +281,7 @@ class TestSaving:
         assert len({(s.batch_size, s.lr) for s in whole}) > 1
         for cut in range(epochs + 1):
             before = MAKERS[name]()
-            first = go_on(before, 0, cut)
-            file = io.BytesIO()
+            first, file = go_on(before, 0, cut), io.BytesIO()
             torch.save(before.state_dict(), file)
             file.seek(0)
             after = MAKERS[name]()
@@ -398,9 +394,7 @@ class TestDistance:
         now[2] = now[2].contiguous()
         assert StartingPoint(before).distance(now) == pytest.approx(wanted, rel=1e-6)
 
-    @pytest.mark.parametrize(
-        "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64]
-    )
+    @pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16, torch.double, torch.cfloat])
     @pytest.mark.parametrize("step", [2.0**-13, 2.0**9])
     def test_small_and_large_steps_of_every_type(self, dtype, step):
         before = torch.zeros(1000, dtype=dtype)

@@ -175,8 +175,7 @@ class TestLoader:
     def test_gives_what_its_samples_give(self):
         loader = pictures()
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
-        batches = list(loader)
+        model, batches = nn.Sequential(nn.Flatten(), nn.Linear(6, 1)), list(loader)
         x = torch.cat([b[0] for b in batches]).flatten(1)
         y = torch.cat([b[1] for b in batches])[:, None].float()
         square, trace = one_by_one(model[1], x, y)

@@ -330,9 +330,8 @@ class Tied(nn.Module):
 
 
 def sequence():
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(27, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 4)
-    )
+    layers = nn.Linear(27, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 4)
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
 def pruned():
@@ -592,8 +591,7 @@ def states(method, whose):
 
 def unlike(method, rank, what):
     """Another model or option in the other process."""
-    model = make(0, Small)
-    options = {}
+    model, options = make(0, Small), {}
     if what == "shape" and rank:
         model.two = make(0, lambda: nn.Linear(16, 5))
     elif what == "frozen" and rank:
@@ -662,9 +660,8 @@ def without_last(method):
     """A layer that the last micro-batch does not use; the error and the weights."""
     model, x = make(0, Sometimes), torch.ones(8, 6, dtype=torch.float64)
     x[[2, 3, 6, 7]] = -1.0  # the last two of each process
-    parallel = parallel_of(
-        model, OPTIMIZERS["sgd"](list(model.parameters())), method, micro_batch=2
-    )
+    optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+    parallel = parallel_of(model, optimizer, method, micro_batch=2)
     error = error_of(parallel.step, x, torch.arange(8) % 4)
     parallel.close()
     return error, weights_of(model)

@@ -52,10 +52,6 @@ def rows() -> tuple[Tensor, Tensor]:
     return torch.eye(3, 4), torch.arange(3)
 
 
-def similarities(outputs: Tensor, targets: Tensor) -> Tensor:
-    return ce(outputs @ outputs.T, targets)
-
-
 def bank(outputs: Tensor, targets: Tensor) -> Tensor:
     """Similarities with the batch and with 32 others, as of contrastive losses with a memory."""
     kept = torch.ones(32, 4)
@@ -74,21 +70,17 @@ def hardest(outputs: Tensor, targets: Tensor) -> Tensor:
     return ce(outputs, targets, reduction="none").topk(int(0.75 * len(targets))).values.mean()
 
 
-def neighbours(outputs: Tensor, targets: Tensor) -> Tensor:
-    return ce(outputs, targets) + (outputs[1:] - outputs[:-1]).square().mean()
-
-
 bce, ce = functional.binary_cross_entropy_with_logits, functional.cross_entropy
 NETWORKS = {
     "ResNet": (partial(build, "resnet18", width=8, num_classes=10), images, ce),
     "DenseNet": (partial(build, "densenet40", growth=4), images, ce),
     "U-Net": (partial(build, "unet", width=4, depth=2), masks, bce),
     "transformer": (Transformer, tokens, ce),
-    "similarities": (lambda: nn.Linear(4, 4), rows, similarities),
+    "similarities": (lambda: nn.Linear(4, 4), rows, lambda o, t: ce(o @ o.T, t)),
     "bank": (lambda: nn.Linear(4, 4), rows, bank),
     "others": (lambda: nn.Linear(4, 4), rows, others),
     "hardest": (lambda: nn.Linear(4, 4), rows, hardest),
-    "neighbours": (lambda: nn.Linear(4, 4), rows, neighbours),
+    "neighbours": (lambda: nn.Linear(4, 4), rows, lambda o, t: ce(o, t) + o.diff(dim=0).norm()),
 }
 
 
@@ -357,11 +349,8 @@ class Listed(nn.Linear):
 
 def test_tensors_that_the_model_does_not_have():
     """Losses and models may use them, but neither train nor change them."""
-    weight, norm, example = (
-        torch.ones(3),
-        nn.BatchNorm1d(3, affine=False),
-        (torch.eye(3), torch.arange(3)),
-    )
+    weight, norm = torch.ones(3), nn.BatchNorm1d(3, affine=False)
+    example = torch.eye(3), torch.arange(3)
     losses = partial(ce, weight=weight), lambda o, t: ce(o, t, weight)
     for loss in losses:
         own = Workload.of(Listed(3, 3), example=example, loss_fn=loss)
@@ -388,8 +377,7 @@ def test_recurrent_networks_and_layers_that_no_step_uses():
     torch.manual_seed(0)
     example = tuple(part[:, :16] for part in tokens())
     own = Workload.of(Recurrent(), example=example, optimizer="adam")
-    told = predict(own, "undivided", BATCH, PLENTY)
-    parts = own.built(BATCH, "cpu")
+    told, parts = predict(own, "undivided", BATCH, PLENTY), own.built(BATCH, "cpu")
     with OutOfCore(PLENTY, model=parts.model, optimizer=parts.optimizer) as block:
         for _ in range(3):
             parts.step()

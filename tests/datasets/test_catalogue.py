@@ -147,9 +147,8 @@ def test_download_writes_to_the_root_given_and_reports(tmp_path, monkeypatch):
     assert "Kaggle" in report["carvana"] and "image-net.org" in report["imagenet"]
     assert list(download(["digits"])) == ["digits"]
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: nullcontext())
-    monkeypatch.setattr(
-        "repro.datasets.sources.fetch", lambda name, root: write(root, class_files(name))
-    )
+    fetch = lambda name, root: write(root, class_files(name))  # noqa: E731
+    monkeypatch.setattr("repro.datasets.sources.fetch", fetch)
     data = load("cifar10", tmp_path / "new")
     assert (tmp_path / "new" / "cifar10.tar.xz").is_file() and len(data.train) == 6
     assert data.record_name == "cifar10-jpeg" and "recompressed" in data.provenance

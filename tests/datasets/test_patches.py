@@ -50,10 +50,8 @@ def test_patches_by_brute_force(scale, augment, crop):
             ]
             (which,) = (i for i, found in enumerate(same) if found)
             ((number, top, left),) = same[which]
-            wanted = targets[number, :, scale * top :, scale * left :]
-            assert torch.equal(
-                [*symmetries(large)][which], wanted[:, : scale * PATCH, : scale * PATCH]
-            )
+            wanted, side = targets[number, :, scale * top :, scale * left :], scale * PATCH
+            assert torch.equal([*symmetries(large)][which], wanted[:, :side, :side])
             numbers.append(number)
             corners.add((top, left))
             counts[which] += 1
@@ -125,8 +123,7 @@ def test_low_resolution_as_pil_shrinks_it(scale):
 
 def test_noise():
     grey = torch.full((40, 1, 64, 64), 128, dtype=torch.uint8)
-    before = torch.get_rng_state()
-    noise = noisy(grey, 0.1, 5)
+    before, noise = torch.get_rng_state(), noisy(grey, 0.1, 5)
     assert torch.equal(torch.get_rng_state(), before)
     gap = noise.float() - 128
     # Rounding adds a variance of a twelfth.

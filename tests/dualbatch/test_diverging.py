@@ -38,8 +38,7 @@ class TestTrainings:
     @pytest.mark.slow
     @pytest.mark.parametrize("options", SYNCS)
     def test_a_bad_value_is_named_where_it_was_seen_first(self, options, tmp_path):
-        whole = train(data=Poisoned(), **options)
-        path = tmp_path / "training.pt"
+        whole, path = train(data=Poisoned(), **options), tmp_path / "training.pt"
         for number, step, value in [(0, 1, NAN), (10, 2, -INF)]:
             path.unlink(missing_ok=True)
             data, ended = Poisoned(number, step, value), []

@@ -9,25 +9,18 @@ from torch import nn
 from torch.nn import functional
 from trainings import SYNCS, Recorder, make_data, make_plan, resumed, same, train, without_wall_time
 
-from repro import dualbatch
 from repro.dualbatch import CheckpointError, CyclicProgressiveSchedule, Stage, SubStage
+from repro.dualbatch import DualBatchPlan as Plan
 from repro.measure import TimeModel, load_checkpoint, save_checkpoint
 
 GTX_1080 = TimeModel(5.6607e-4, 0.0140412)
 WHERE = ["on_epoch", "evaluate", "evaluate"]  # a training is interrupted
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam
-EQUAL = dualbatch.DualBatchPlan(
-    trainings.TIMES, 1.0, 2, 2, 40, 10, 10, 10, 10, 0.5
-)  # factors differ, shares do not
+EQUAL = Plan(trainings.TIMES, 1.0, 2, 2, 40, 10, 10, 10, 10, 0.5)  # factors differ, shares do not
 
 
 def make_double():
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def one_by_one(share):
-    """As many numbers as the share has samples."""
-    return ((x, x) for x in torch.ones(len(share.indices), 1).split(share.batch_size))
 
 
 def test_bsp_of_equal_batches_averages_gradients():
@@ -57,8 +50,7 @@ def test_bsp_of_equal_batches_averages_gradients():
 
 @pytest.mark.parametrize(("workers", "samples"), [((1, 3), 480), ((2, 1), 61)])
 def test_shares_of_a_pass_are_the_data(workers, samples):
-    plan = make_plan(*workers, samples=samples)
-    data = Recorder(samples)
+    plan, data = make_plan(*workers, samples=samples), Recorder(samples)
     train(plan, data=data, sync="bsp", count=3)
     passes = [data.shares[i : i + plan.n] for i in range(0, len(data.shares), plan.n)]
     orders = []
@@ -82,10 +74,9 @@ class TestClock:
     def test_small_and_large_workers_end_together(self):
         # A plan of the paper; nothing is trained but one weight.
         n_small = 3
-        plan = dualbatch.DualBatchPlan.solve(
-            GTX_1080, 1.1, n_small, 4 - n_small, 500, 50_000, "floor"
-        )
-        options = {"model_fn": lambda: nn.Linear(1, 1), "data": one_by_one}
+        plan = Plan.solve(GTX_1080, 1.1, n_small, 4 - n_small, 500, 50_000, "floor")
+        ones = lambda of: ((x, x) for x in torch.ones(len(of.indices), 1).split(of.batch_size))  # noqa: E731
+        options = {"model_fn": lambda: nn.Linear(1, 1), "data": ones}
         result = train(plan, loss_fn=functional.mse_loss, count=3, **options)
         small, large = plan.time_of("small"), plan.time_of("large")
         assert small == pytest.approx(large, rel=0.01)
@@ -210,9 +201,7 @@ OTHER_FUNCTIONS = {
 
 class TestResume:
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("options", "where", "at"), list(zip(SYNCS, WHERE, (2, 1, 3), strict=True))
-    )
+    @pytest.mark.parametrize(("options", "where", "at"), zip(SYNCS, WHERE, (2, 1, 3), strict=True))
     def test_equals_one_never_interrupted(self, options, at, where, tmp_path):
         # Commits of the worker with a slow machine's plan come late, so that states are stale.
         plan = replace(make_plan(), small_samples=12, large_samples=36)
@@ -222,8 +211,7 @@ class TestResume:
         def evaluate(model):
             return {"sum": float(sum(p.detach().sum() for p in model.parameters()))}
 
-        whole = train(evaluate=evaluate, **options)
-        calls = []
+        whole, calls = train(evaluate=evaluate, **options), []
 
         def stop(argument):
             calls.append(argument)
@@ -342,9 +330,8 @@ class TestSettings:
         sub_stages = [SubStage(4, 0.3, large), SubStage(6, 0.5)]
         schedule = CyclicProgressiveSchedule([Stage(2, 0.1), Stage(2, 0.01)], sub_stages)
         options = {"schedule": schedule, "optimizer_fn": optimizer_fn}
-        result = train(
-            small, model_fn=lambda: Watched(*trainings.make_model()), sync="bsp", **options
-        )
+        options["model_fn"] = lambda: Watched(*trainings.make_model())
+        result = train(small, sync="bsp", **options)
         assert rates == [0.1] * 4 + [0.01] * 4
         assert {(shape[2], p) for _, shape, p in Watched.seen} == {(4, 0.3), (6, 0.5)}
         assert all(training for training, _, _ in Watched.seen)

@@ -110,9 +110,8 @@ class TestEquations:
             assert seconds(high) <= target * (1 + 1e-6)
             assert low < 1 or seconds(low) >= target * (1 - 1e-6)
             assert 1 <= plan.small_batch < large_batch
-            assert plan.update_factor == (
-                plan.small_samples / plan.large_samples if n_large else 1.0
-            )
+            factor = plan.small_samples / plan.large_samples if n_large else 1.0
+            assert plan.update_factor == factor
 
     def test_largest_k_by_search(self):
         rng = random.Random(5)

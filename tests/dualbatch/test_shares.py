@@ -377,8 +377,7 @@ class TestWhatFunctionsKeep:
         whole, path = train(loss_fn=loss, **options), tmp_path / "run.pt"
         assert int(loss.steps) == 0 and not same(whole.state, train(**options).state)
         trainings.interrupt(path, 2, loss_fn=loss, **options)
-        kept = load_checkpoint(path)["server"]["optimizers"]
-        plan = make_plan()
+        kept, plan = load_checkpoint(path)["server"]["optimizers"], make_plan()
         for worker, kind in enumerate(plan.kinds):
             steps = math.ceil(plan.share_of(kind) / plan.batch_of(kind))
             assert int(kept[worker][-1]["steps"]) in (2 * steps, 3 * steps)

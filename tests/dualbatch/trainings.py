@@ -43,9 +43,8 @@ def make_plan(n_small: int = 2, n_large: int = 1, samples: int = SAMPLES) -> Dua
 def epochs(count: int) -> CyclicProgressiveSchedule:
     """Return a schedule whose learning rate falls after the first half."""
     half = count // 2
-    return CyclicProgressiveSchedule(
-        [Stage(count - half, 0.1), *([Stage(half, 0.02)] * (half > 0))]
-    )
+    second = [Stage(half, 0.02)] if half else []
+    return CyclicProgressiveSchedule([Stage(count - half, 0.1), *second])
 
 
 def train(plan: DualBatchPlan | None = None, count: int = 4, **options: Any) -> DualBatchResult:

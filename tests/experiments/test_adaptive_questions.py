@@ -131,8 +131,7 @@ def rises(by_theta, others):
     """Return the edit of θ at the end over that before the decay."""
 
     def change(record):
-        theta = record.metrics["theta"]
-        grown = record.config["strategy"] == "theta"
+        theta, grown = record.metrics["theta"], record.config["strategy"] == "theta"
         record.metrics["theta"] = [0.01] * (len(theta) - 1)
         record.metrics["theta"] += [near(record, 0.01 * (by_theta if grown else others), 1e-5)]
 

@@ -19,9 +19,8 @@ MODEL = {"name": "resnet_cifar", "depth": 8, "width": 4}
 
 def shorter(run: Any, samples: int = 40, **changes: Any) -> dict[str, Any]:
     """Return a training's configuration with fewer samples and epochs."""
-    subs = [
-        entry | {"plan": entry["plan"] | {"samples": samples}} for entry in run.config["sub_stages"]
-    ]
+    fewer = {"samples": samples}
+    subs = [entry | {"plan": entry["plan"] | fewer} for entry in run.config["sub_stages"]]
     stages = [[len(subs), rate] for _, rate in run.config["stages"][:2]]
     small = {"model": MODEL, "sub_stages": subs, "stages": stages, "test_samples": 20}
     return run.config | small | changes

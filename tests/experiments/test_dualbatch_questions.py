@@ -191,9 +191,8 @@ def test_planted_numbers_decide(target):
 
 
 def test_memory_that_is_a_line_by_construction_judges_no_prediction():
-    assert (
-        judged("dualbatch/figure13/largest_predicted", fits(1000, device="cpu")).word == "not run"
-    )
+    found = judged("dualbatch/figure13/largest_predicted", fits(1000, device="cpu"))
+    assert found.word == "not run"
 
 
 def test_imagenet_is_judged_where_it_was_trained():

@@ -127,8 +127,7 @@ def test_of_another_device_measurements_alone_are_missing(results_folder, monkey
 
 
 def test_nothing_begins_that_would_not_end_or_has_no_data(folder):
-    lines = []
-    slow = dataclasses.replace(TRAIN, seconds=3000)
+    lines, slow = [], dataclasses.replace(TRAIN, seconds=3000)
     gpu.compute([slow], SMOKE, 1, folder, lines.append)
     assert lines == [f"{slow}: no time for it"] and not (folder / gpu.ARCHIVE).exists()
     with pytest.raises(UsageError, match="--minutes is 0"):

@@ -36,8 +36,7 @@ class TestMeasured:
 
     @pytest.mark.slow
     def test_a_plan_that_runs_otherwise_than_it_was_fitted_gets_a_smaller_budget(self, monkeypatch):
-        config = _MEASURED | {"mode": "schedule", "batch": 32}
-        refused = []
+        config, refused = _MEASURED | {"mode": "schedule", "batch": 32}, []
 
         def once(plan, make):
             if not refused:
@@ -115,10 +114,8 @@ class TestAccelerator:
         assert len(tried) == 1
 
 
-TRACED = [
-    {"model": {"name": "resnet_cifar", "depth": 8, "width": 2}, "image": [8, 8]},
-    SMOKE[PIX2PIXHD],
-]
+RESNET = {"model": {"name": "resnet_cifar", "depth": 8, "width": 2}, "image": [8, 8]}
+TRACED = [RESNET, SMOKE[PIX2PIXHD]]
 NAMES = [toy["model"]["name"] for toy in TRACED]
 
 
@@ -212,8 +209,7 @@ def random_chain(seed: int) -> Trace:
 def test_fitting_against_trying_many_budgets(seed, allocator):
     trace = random_chain(seed)
     limit = int(random.Random(seed).uniform(0.6, 1.1) * trace.peak_bytes)
-    make = partial(allocator, limit)
-    low = trace.smallest_budget
+    make, low = partial(allocator, limit), trace.smallest_budget
     tried = [low + (limit - low) * k // 200 for k in range(201)]
     served = [budget for budget in tried if budget >= low and fit(plan_swaps(trace, budget), make)]
     found = largest_budget(trace, limit, make)

@@ -82,8 +82,7 @@ def test_layers_in_eval_mode_or_without_statistics_are_left_alone():
 def test_deeper_layers_pool_the_inputs_that_they_received(two_pass):
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 5, 1), nn.ReLU(), nn.BatchNorm2d(5))
-    model = model.double()
-    received = []
+    model, received = model.double(), []
     handle = model[3].register_forward_pre_hook(lambda m, inputs: received.append(inputs[0]))
     x, y = batch()
     streamer(model, 6, two_pass=two_pass).backward(x, y)

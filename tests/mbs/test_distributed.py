@@ -74,8 +74,7 @@ def run_case(case, rank):
         y = torch.full_like(y, -100)  # nothing counts in this process
     size = "auto" if "auto" in case else 2
     loss_fn = weighted_loss if "weights" in case else F.cross_entropy
-    streamer = MicroBatchStreamer(model, loss_fn, size, **options)
-    sizes = []
+    streamer, sizes = MicroBatchStreamer(model, loss_fn, size, **options), []
     for index, scale in enumerate(SCALES):
         if "short" in case and index == 1:
             model.module.register_forward_hook(partial(run_out, rank, [0]))
@@ -137,8 +136,7 @@ class Experts(nn.Module):
         self.scale = nn.Parameter(torch.tensor(0.5).double())
 
     def forward(self, x):
-        first = self.layers[0](x)
-        second = x[:, 0] > 0
+        first, second = self.layers[0](x), x[:, 0] > 0
         return first + second[:, None] * self.layers[1](x) if second.any() else first
 
 

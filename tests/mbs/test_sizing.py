@@ -136,9 +136,8 @@ def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
         run(streamer)  # probes
         assert streamer.sizing.micro_batch_size >= 16
     for m in (model, plain):
-        m.load_state_dict(
-            dict(zip(m.state_dict(), make_model().state_dict().values(), strict=True))
-        )
+        new = make_model().state_dict().values()
+        m.load_state_dict(dict(zip(m.state_dict(), new, strict=True)))
         for p in m.parameters():
             p.grad = torch.ones_like(p) if direction == "backward" else None
     before = scalers[0].state_dict() if scalers[0] else None
@@ -200,8 +199,7 @@ def test_a_fixed_size_that_does_not_fit_is_an_error_without_a_trace():
 
 
 def test_another_error_is_not_retried():
-    model = make_model()
-    calls = []
+    model, calls = make_model(), []
 
     def loss_fn(outputs, targets):
         calls.append(len(outputs))

@@ -85,8 +85,7 @@ def test_the_ring_is_not_overwritten_while_it_is_read(device, memory, prefetch):
 
 def test_the_callers_pinned_memory_may_be_written_at_once(device):
     stager = Stager(device, 3, trace=False)
-    data = torch.ones(12, 1 << 20).pin_memory()
-    seen = []
+    data, seen = torch.ones(12, 1 << 20).pin_memory(), []
     for part in stager.stream(data[i : i + 1] for i in range(12)):
         sleep(device)
         seen.append(part.sum())

@@ -122,9 +122,8 @@ def test_no_more_than_two_pieces_are_held():
 def test_paper_and_none_are_equations_14_and_13(mini, micro, normalization):
     model, (x, y) = make_model(), make_batch(mini)
     bounds = (with_a_rest if normalization == "paper" else splits)(mini, micro)
-    parts = [
-        reference(model, lambda m, a=a, b=b: F.cross_entropy(m(x[a:b]), y[a:b])) for a, b in bounds
-    ]
+    loss_of = lambda a, b: lambda m: F.cross_entropy(m(x[a:b]), y[a:b])  # noqa: E731
+    parts = [reference(model, loss_of(a, b)) for a, b in bounds]
     factor = 1 / len(bounds) if normalization == "paper" else 1.0
     expected = [factor * sum(g) for g in zip(*(part[0] for part in parts), strict=True)]
     streamer = mbs.MicroBatchStreamer(model, F.cross_entropy, micro, normalization=normalization)
@@ -424,12 +423,8 @@ def batch_cases():
     x, y = make_batch(6, torch.float32)
     # Other mini-batches that are refused: tests/measure/test_batches.py.
     yield (x[:0], y[:0]), None, mbs.EmptyBatchError, "no samples"
-    yield (
-        (x, y),
-        [1.0] * 5,
-        mbs.MicroBatchError,
-        "5 weights were given for 6 samples.*one weight per sample",
-    )
+    told = "5 weights were given for 6 samples.*one weight per sample"
+    yield (x, y), [1.0] * 5, mbs.MicroBatchError, told
     yield (x, y), [0.0] * 6, mbs.NonFiniteLossError, "whether any target counts"
     yield (x, y), [1.0, float("nan")], mbs.MicroBatchError, "1-D tensor of"
     yield (x, y), [2.0, *[1.0] * 4, -1.0], mbs.MicroBatchError, "none negative"

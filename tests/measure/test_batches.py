@@ -104,9 +104,8 @@ def test_packed_sequences_are_packed_again(enforce_sorted):
     for one, other in zip(unpack_sequence(part), sequences[1:4], strict=True):
         assert torch.equal(one, other)
     rnn = nn.GRU(2, 3, batch_first=True)
-    whole, *parts = [
-        batches.call_model(rnn, p)[1] for p in (packed, *(batch.slice(*b)[0] for b in ENDS))
-    ]
+    given = packed, *(batch.slice(*ends)[0] for ends in ENDS)
+    whole, *parts = [batches.call_model(rnn, p)[1] for p in given]
     torch.testing.assert_close(torch.cat(parts, 1), whole)
     assert batches.to_device(part, torch.device("cpu")).data.device.type == "cpu"
     assert pad_packed_sequence(part)[0].shape[1] == 3

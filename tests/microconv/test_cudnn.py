@@ -220,8 +220,7 @@ def test_true_half_computes_in_half_and_pseudo_half_in_float32(stub, kind):
     true_half = CuDNNBackend(half=True)
     kernel = Kernel(kind, Convolution(32, 6, 6, 8, (3, 3), padding=(1, 1)), "float16")
     first, second, out = kernel.tensors(4)
-    expected = reference(kernel, first, second)
-    errors = {}
+    expected, errors = reference(kernel, first, second), {}
     for backend, compute in ((BACKEND, "0"), (true_half, "2")):
         (name, size), *_ = backend.algorithms(kernel, 4)
         workspace = torch.empty(size, dtype=torch.uint8)

@@ -323,9 +323,8 @@ def test_a_traced_model_computes_any_input_and_says_where_its_layers_are_gone():
     loaded = torch.jit.load(file)
     del model, traced
     gc.collect()
-    with pytest.raises(
-        (microconv.LayerGoneError, RuntimeError), match=r"tuned layer \d+, which is not"
-    ):
+    gone = microconv.LayerGoneError, RuntimeError
+    with pytest.raises(gone, match=r"tuned layer \d+, which is not"):
         loaded(images(4, 9))
 
 
@@ -335,9 +334,8 @@ def test_the_operators_keep_torchs_rules_and_its_count_of_operations(groups):
     layer = next(iter(model[0].tuned.values()))
     arguments = (images(4, 9).requires_grad_(), model[0].weight, model[0].bias, layer.number)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(
-        torch.ops.repro_microconv.convolution.default, arguments, test_utils=tests
-    )
+    operator = torch.ops.repro_microconv.convolution.default
+    torch.library.opcheck(operator, arguments, test_utils=tests)
     counts = []
     for one in (model, plain):
         with FlopCounterMode(display=False) as counter:

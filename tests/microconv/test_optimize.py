@@ -273,10 +273,8 @@ def test_the_total_that_is_named_works_and_one_byte_less_does_not():
 
 @pytest.mark.parametrize("solver", ["linprog", "milp"])
 def test_where_the_solver_stops(solver, monkeypatch):
-    fronts = {
-        k: [Division(9.0, 0, []), Division(5.0 - k, 7 + k, []), Division(1.0, 12, [])]
-        for k in range(3)
-    }
+    ends = Division(9.0, 0, []), Division(1.0, 12, [])
+    fronts = {k: [ends[0], Division(5.0 - k, 7 + k, []), ends[1]] for k in range(3)}
     stopped = optimize.OptimizeResult(x=None, message="time limit")
     monkeypatch.setattr(optimize, solver, lambda *a, **k: stopped)
     if solver == "linprog":  # a bound is missing, no more

@@ -172,8 +172,7 @@ def test_a_workspace_made_in_inference_mode_trains():
 
 
 def test_operands_that_are_not_contiguous():
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    x = images(6, (12, 12))
+    model, x = nn.Conv2d(3, 4, 3, padding=1), images(6, (12, 12))
     reference, _ = divided(model, x, ("nnpack:ft8x8", "torch:im2col"))
     for other in (
         x.transpose(2, 3),
@@ -324,8 +323,7 @@ class Doubled(nn.Conv2d):
     ],
 )
 def test_layers_that_are_left_alone_with_a_reason(layer, reason):
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), layer)
-    before = dict(vars(layer))
+    model, before = nn.Sequential(nn.Conv2d(3, 3, 1), layer), dict(vars(layer))
     reference, report = divided(model)
     assert list(report.skipped) == ["1"] and reason in report.skipped["1"]
     assert type(model[1]) is type(layer) is type(reference[1]) and vars(layer) == before
@@ -428,8 +426,7 @@ def test_numerical_derivatives_of_first_and_second_order():
 def test_functional_transforms_fall_back():
     model = make_net(torch.float64).eval()
     reference, _ = divided(model, images(dtype=torch.float64), training=True)
-    x = images(dtype=torch.float64)
-    results = []
+    x, results = images(dtype=torch.float64), []
     for module in (model, reference):
         parameters = {name: p.detach() for name, p in module.named_parameters()}
 
@@ -724,9 +721,8 @@ def test_the_report():
     assert report.measured == 0 and report.cached > len(every)
     for entry in entries:
         assert entry.batch == BATCH and (entry.time_s, entry.native_s) == (1.0, 2.0)
-        assert entry.error == max(
-            microconv.stated_error(n, entry.kernel) for _, n in entry.division.parts
-        )
+        used = [name for _, name in entry.division.parts]
+        assert entry.error == max(microconv.stated_error(n, entry.kernel) for n in used)
     found = [(e.layer, e.kernel, e.batch) for e in entries]
     assert find_kernels(model, images()) == found
     forward = find_kernels(untune(model), images(), training=False)  # without tuning
@@ -772,8 +768,7 @@ def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
     options = {"mode": "WD", "cache": tmp_path / "folder" / "times.sqlite", "min_gain": -math.inf}
     options["algorithms"] = ("torch:im2col", "nnpack")
     model = nn.Sequential(one(), nn.Conv2d(4, 4, 3, padding=1))
-    reference = copy.deepcopy(model)
-    first = tune(model, x, **options)
+    reference, first = copy.deepcopy(model), tune(model, x, **options)
     assert first.measured > 0 and all(entry.division for entry in first.kernels)
     assert_same(model, reference, x)
     for again in (model, copy.deepcopy(reference)):
@@ -936,8 +931,7 @@ def test_a_forward_pass_of_ones_own_stays(replace, monkeypatch):
 def test_a_shallow_copy():
     model = nn.Conv2d(3, 4, 3)
     divided(model)
-    shallow = copy.copy(model)
-    replica = model._replicate_for_data_parallel()
+    shallow, replica = copy.copy(model), model._replicate_for_data_parallel()
     replica.weight, replica.bias = model.weight * 2, model.bias * 2
     assert relative_error(replica(images()), 2 * model(images())) <= 1e-6
     assert torch.equal(shallow(images()), model(images()))
@@ -947,9 +941,8 @@ def test_a_shallow_copy():
     del model
     assert known() is None  # no cycle holds the weights
     gc.enable()
-    with pytest.raises(
-        microconv.LayerGoneError, match=r"untune\(copy\), or make the copy by copy.deepcopy"
-    ):
+    told = r"untune\(copy\), or make the copy by copy.deepcopy"
+    with pytest.raises(microconv.LayerGoneError, match=told):
         shallow(images())
     assert relative_error(untune(shallow)(images()), expected) <= 1e-5
 

@@ -187,8 +187,7 @@ def test_equals_torchvisions_with_the_small_stem(name):
     reference = torchvision.models.get_model(name, weights=None, num_classes=5)
     reference.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     reference.maxpool = nn.Identity()
-    ours = build(name, num_classes=5)
-    values = reference.state_dict().values()
+    ours, values = build(name, num_classes=5), reference.state_dict().values()
     ours.load_state_dict(dict(zip(ours.state_dict(), values, strict=True)))
     x = torch.randn(3, 3, 18, 13, dtype=torch.float64)
     torch.testing.assert_close(ours.double()(x), reference.double()(x))
@@ -225,8 +224,7 @@ def test_edsr_written_out(scale):
     """Two skips, the residuals scaled, 0.5 taken off and put back."""
     torch.manual_seed(0)
     model = build("edsr", blocks=2, width=4, scale=scale, channels=1).double()
-    x = torch.rand(2, 1, 6, 5).double()
-    p = dict(model.named_parameters())
+    x, p = torch.rand(2, 1, 6, 5).double(), dict(model.named_parameters())
 
     def conv(name, value):
         return functional.conv2d(value, p[f"{name}.weight"], p[f"{name}.bias"], padding=1)
@@ -355,8 +353,7 @@ def batch(height: int = 16, width: int = 24) -> tuple[torch.Tensor, torch.Tensor
 
 
 def test_images_have_the_size_of_the_labels_and_samples_are_apart():
-    model = pix2pixhd(out_channels=2, blocks=3).double()
-    inside = []
+    model, inside = pix2pixhd(out_channels=2, blocks=3).double(), []
     for module in model.generator:
         if type(module).__name__ == "ResidualBlock":
             module.register_forward_hook(lambda module, x, y: inside.append(tuple(y.shape[1:])))

@@ -92,8 +92,7 @@ class TestBestFit:
 
     def test_fragmentation_that_chunks_do_not_have(self):
         # 20 blocks of 20 MiB fill 400 MiB; every second is freed, and no two are neighbours.
-        capacity = 400 * MIB
-        events = [Event(n, 20 * MIB) for n in range(20)]
+        capacity, events = 400 * MIB, [Event(n, 20 * MIB) for n in range(20)]
         events += [Event(n, None) for n in range(20)]
         events += [Event("all", 400 * MIB), Event("all", None)]  # one segment from here on
         events += [Event(f"b{n}", 20 * MIB) for n in range(20)]

@@ -66,8 +66,7 @@ def run(name: str) -> None:
 
 @cache
 def driver() -> ctypes.CDLL:
-    library = ctypes.CDLL("libcuda.so.1")
-    number = ctypes.c_uint64
+    library, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64
     library.stub_hold.argtypes = [number, ctypes.c_int]
     library.stub_fill.argtypes = [number, number, number, ctypes.c_int]
     library.stub_fail.argtypes = [ctypes.c_long, ctypes.c_int]

@@ -285,8 +285,7 @@ class TestGrowth:
     def test_what_grows_keeps_its_values_and_is_counted(self):
         others = crowd()
         with OutOfCore(24 * KIB) as block:
-            out = torch.empty(0)
-            small = torch.full((10,), 7.0)
+            out, small = torch.empty(0), torch.full((10,), 7.0)
             touch(others)
             small.resize_(1000)[10:] = 7.0  # 40 bytes become 4000
             torch.add(others[0], 1.0, out=out)  # no bytes become 4096
@@ -301,9 +300,8 @@ class TestGrowth:
 
     def test_quantisation_aware_training(self):
         def make():
-            fused = quantization.FusedMovingAvgObsFakeQuantize(
-                quantization.MovingAverageMinMaxObserver
-            )
+            observer = quantization.MovingAverageMinMaxObserver
+            fused = quantization.FusedMovingAvgObsFakeQuantize(observer)
             channels = quantization.FakeQuantize(
                 quantization.PerChannelMinMaxObserver, dtype=torch.qint8, quant_min=-128,
                 quant_max=127, qscheme=torch.per_channel_symmetric,
@@ -851,8 +849,7 @@ class TestInterrupts:
     def test_one_at_any_point_ends_as_one(self):
         """Ctrl-C after every so many steps of Python: it comes out, and every value is there."""
         for after in range(50, 4000, 97):
-            tensors = crowd(6)
-            left = [after]
+            tensors, left = crowd(6), [after]
 
             def trace(frame, event, _, left=left):
                 left[0] -= 1

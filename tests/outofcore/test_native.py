@@ -26,10 +26,6 @@ def read(address: int) -> int:
     return ctypes.c_ubyte.from_address(address).value
 
 
-def holds(address: int, value: int, nbytes: int = PAGE) -> bool:
-    return ctypes.string_at(address, nbytes) == bytes([value]) * nbytes
-
-
 @pytest.fixture
 def memory():
     with ChunkedMemory("posix", PAGE) as made:
@@ -222,7 +218,7 @@ def test_threads():
                 if live and (len(live) == 8 or rng.random() < 0.5):
                     address, count = live.pop(rng.randrange(len(live)))
                     for n in range(count):
-                        assert holds(address + n * PAGE, 1 + seed, 16)
+                        assert ctypes.string_at(address + n * PAGE, 16) == bytes([1 + seed]) * 16
                     memory.free(address, seed)
                 else:
                     count = rng.randint(1, 6)

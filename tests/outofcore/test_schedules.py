@@ -31,21 +31,16 @@ def every_schedule(trace: Trace, budget: int, times, rates) -> Iterator[SwapPlan
     """Yield the plans of all schedulers, but of those that the budget is too small for."""
     yield outofcore.on_demand(trace, budget)
     for window in (0, budget // 3, budget, None, 10**6):
-        plan, literal = (
-            plan_swaps(trace, budget, window),
-            outofcore.plan_literally(trace, budget, window),
-        )
+        plan = plan_swaps(trace, budget, window)
+        literal = outofcore.plan_literally(trace, budget, window)
         assert plan.bytes_moved == 0 or trace.peak_bytes > budget
         assert not literal.resident  # all begins and ends on the host
         yield from (plan, literal)
     for plan in packed_plans(trace, budget, times, rates):
         assert plan.bytes_moved == 0 or trace.peak_bytes > budget
         yield plan
-    known = [
-        lambda t=t, a=a: outofcore.fixed_distance(trace, budget, t, a)
-        for t in (1, 6)
-        for a in (1, 2, 5)
-    ]
+    fixed = partial(outofcore.fixed_distance, trace, budget)
+    known = [partial(fixed, t, a) for t in (1, 6) for a in (1, 2, 5)]
     for make in (*known, lambda: outofcore.vdnn(trace, budget)):
         try:
             yield make()
@@ -139,9 +134,8 @@ class TestByHand:
         assert any(Action(Kind.ALLOCATE, "a") in actions for actions in plan.before)
 
     def test_what_is_refused(self):
-        with pytest.raises(
-            outofcore.BudgetTooSmall, match="smallest feasible budget is 36 bytes"
-        ) as caught:
+        told = "smallest feasible budget is 36 bytes"
+        with pytest.raises(outofcore.BudgetTooSmall, match=told) as caught:
             plan_swaps(chain(3, width=10, weight=3), 30)
         # A backward function needs g_i, a_i, w_i, g_i-1 and d_i.
         assert caught.value.needed_bytes == chain(3, width=10, weight=3).smallest_budget == 36

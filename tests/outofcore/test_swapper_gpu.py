@@ -27,8 +27,7 @@ def train(device, budget: int | None, model="resnet20", optimizer="sgd", n=5, si
         steps = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     else:
         steps = torch.optim.Adam(network.parameters())
-    generator = torch.Generator().manual_seed(1)
-    losses = []
+    generator, losses = torch.Generator().manual_seed(1), []
     with OutOfCore(budget, device=device) if budget else nullcontext() as block:
         for _ in range(n):
             images = torch.randn(batch, 3, side, side, generator=generator)

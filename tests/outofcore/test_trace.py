@@ -19,8 +19,7 @@ class TestTrace:
         rng = random.Random(3)
         for _ in range(300):
             trace = random_trace(rng)
-            n = len(trace.functions)
-            expected = []
+            n, expected = len(trace.functions), []
             for i in range(n):
                 alive = {*trace.persistent, *trace.held}
                 for name, (birth, death) in trace.lifetimes.items():
@@ -104,16 +103,14 @@ class TestRecorded:
         for budget in (smallest, (smallest + later.peak_bytes) // 2):
             seen = run(budget)
             assert seen.peak_bytes <= budget
-            assert (
-                0 < seen.host_bytes <= max(outofcore.host_bytes(t, budget) for t in (first, later))
-            )
+            most = max(outofcore.host_bytes(trace, budget) for trace in (first, later))
+            assert 0 < seen.host_bytes <= most
         with pytest.raises(BudgetTooSmall):
             run(smallest - 4)
 
     def test_losses_patches_and_lstms_take_what_they_take(self):
         def make(loss_fn):
-            model = nn.LSTM(40, 33, bidirectional=True)
-            x = torch.rand(7, 5, 40)
+            model, x = nn.LSTM(40, 33, bidirectional=True), torch.rand(7, 5, 40)
 
             def step() -> None:
                 out = model(x)[0].sigmoid()

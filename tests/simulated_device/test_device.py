@@ -18,8 +18,7 @@ def train(device, make_optimizer, steps=3, layout=torch.contiguous_format, make=
     torch.manual_seed(0)
     model = (make or resnet20)().to(device=device, memory_format=layout)
     optimizer = make_optimizer(model.parameters())
-    generator = torch.Generator().manual_seed(1)
-    losses = []
+    generator, losses = torch.Generator().manual_seed(1), []
     for _ in range(steps):
         images = torch.randn(4, 3, 16, 16, generator=generator)
         labels = torch.randint(10, (4,), generator=generator)

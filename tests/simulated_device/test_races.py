@@ -93,8 +93,7 @@ def record_stream(correct):
 
 def memory_for_a_side_stream(correct):
     """Memory that the main stream may still use, as it freed it, is written by a side stream."""
-    side = torch.sim.Stream()
-    x = new(5.0)
+    side, x = torch.sim.Stream(), new(5.0)
     y = x * 2
     del x
     z = torch.empty(1000, device="sim:0")  # where x was
