@@ -201,7 +201,9 @@ OTHER_FUNCTIONS = {
 
 class TestResume:
     @pytest.mark.slow
-    @pytest.mark.parametrize(("options", "where", "at"), zip(SYNCS, WHERE, (2, 1, 3), strict=True))
+    @pytest.mark.parametrize(
+        ("options", "where", "at"), [*zip(SYNCS, WHERE, (2, 1, 3), strict=True)]
+    )
     def test_equals_one_never_interrupted(self, options, at, where, tmp_path):
         # Commits of the worker with a slow machine's plan come late, so that states are stale.
         plan = replace(make_plan(), small_samples=12, large_samples=36)

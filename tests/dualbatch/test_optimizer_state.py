@@ -99,7 +99,7 @@ class Passing(Wrapping):
         self.inner[0].load_state_dict(state)
 
 
-@pytest.mark.parametrize(("options", "make"), zip(SYNCS, [None, adam, Passing], strict=True))
+@pytest.mark.parametrize(("options", "make"), [*zip(SYNCS, [None, adam, Passing], strict=True)])
 def test_a_checkpoint_goes_on_with_it(options, make, tmp_path):
     options = options | {"optimizer_fn": make, "plan": PLAN}
     path = tmp_path / "training.pt"
