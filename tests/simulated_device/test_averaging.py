@@ -3,11 +3,10 @@
 Two processes that compute the same are played by one: their average is what each has.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
+from joined import pretend
 from torch import nn
 
 from repro.adaptive import averaging
@@ -28,21 +27,7 @@ OMISSIONS = [
 @pytest.fixture
 def alike(monkeypatch):
     """Collectives between this process and one that has the same."""
-
-    def all_to_all(received, flat, group):
-        first = flat.view(2, -1)[0]
-        received.view(2, -1).copy_(first.expand(2, -1))
-
-    def reduce_scatter(output, flat, group):
-        output.copy_(flat.view(2, -1)[0]).mul_(2)
-
-    def all_gather(flat, part, group):
-        flat.view(2, -1)[0].copy_(part)
-
-    dist = SimpleNamespace(get_world_size=lambda group: 2, all_to_all_single=all_to_all)
-    monkeypatch.setattr(averaging, "dist", dist)
-    monkeypatch.setattr(averaging, "reduce_scatter", reduce_scatter)
-    monkeypatch.setattr(averaging, "all_gather", all_gather)
+    pretend(monkeypatch, 1.0)
 
 
 def make_model(device):
