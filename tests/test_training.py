@@ -17,10 +17,8 @@ from repro.training import evaluate_binary_segmentation, evaluate_classifier, fi
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
     sizes = (8, 8, 3)  # the last one is smaller: means must weigh it less
-    return [
-        (torch.randn(n, 5, generator=generator), torch.randint(0, 4, (n,), generator=generator))
-        for n in sizes
-    ]
+    drawn = {"generator": generator}
+    return [(torch.randn(n, 5, **drawn), torch.randint(0, 4, (n,), **drawn)) for n in sizes]
 
 
 @pytest.fixture

@@ -82,10 +82,8 @@ def test_what_an_epoch_depends_on():
 
 @pytest.mark.gpu
 def test_an_epoch_is_the_same_on_an_accelerator_and_waits_at_its_start_alone(device, no_waits):
-    here, there = (
-        PatchLoader(*pairs(2), 2, patch=PATCH, augment=True, device=where)
-        for where in ("cpu", device)
-    )
+    options = {"patch": PATCH, "augment": True}
+    here, there = (PatchLoader(*pairs(2), 2, device=at, **options) for at in ("cpu", device))
     batches = iter(there)
     with no_waits():
         made = list(batches)

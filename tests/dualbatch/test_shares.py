@@ -149,9 +149,8 @@ def test_a_model_in_evaluation_mode_is_trained():
 
 def test_the_loss_of_a_share_is_the_mean_over_its_samples():
     # 25 in batches of 10, 10 and 5.
-    history = train(
-        make_plan(0, 2, 50), data=make_data(50), count=1, loss_fn=lambda o, t: 0 * o.sum() + len(o)
-    ).history
+    options = {"data": make_data(50), "loss_fn": lambda o, t: 0 * o.sum() + len(o)}
+    history = train(make_plan(0, 2, 50), count=1, **options).history
     assert history[0].train_loss == pytest.approx((10 * 10 + 10 * 10 + 5 * 5) / 25)
 
 

@@ -41,10 +41,8 @@ def measured_task(sizes, ways, model=MODEL, processes=2):
             step["samples_s"] = [total * math.exp(own * k) for k in (-2, -1, 0, 1, 2)]
             steps.append(step)
     alpha, beta = model.latency_s / BUCKETS, model.transfer_s / BYTES
-    messages = [
-        (size, processes, 2 * (processes - 1) * (alpha + beta * size / processes))
-        for size in (2**10, 2**14, 2**18)
-    ]
+    seconds = lambda size: 2 * (processes - 1) * (alpha + beta * size / processes)  # noqa: E731
+    messages = [(size, processes, seconds(size)) for size in (2**10, 2**14, 2**18)]
     return {
         "processes": processes, "steps": steps, "messages": dict.fromkeys(ways, messages),
         "difference": 0.0, "gradient_bytes": BYTES, "buckets": BUCKETS,

@@ -18,9 +18,8 @@ from repro.experiments.run import Setting
 from repro.microconv import BenchmarkCache
 from repro.records import RecordError, RecordStore, local_store
 
-TRAIN = gpu.Piece(
-    "d", "adaptive/figure10", 5, only={"strategy": ["best"]}, seeds="2", at_once=2, data=("digits",)
-)
+OWN = {"only": {"strategy": ["best"]}, "seeds": "2", "at_once": 2, "data": ("digits",)}
+TRAIN = gpu.Piece("d", "adaptive/figure10", 5, **OWN)
 MEASURE = gpu.Piece("b", "outofcore/table1", 5, ["measured"], {"mode": ["in_core"]})
 SMOKE = Setting("smoke", "cpu")
 GOOD = "[[piece]]\nname = 'a'\n"

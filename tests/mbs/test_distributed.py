@@ -195,9 +195,8 @@ def sharded(case, model):
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
     if case.startswith("Fully"):
-        return FullyShardedDataParallel(
-            model, device_id=torch.device("cpu"), use_orig_params="original" in case
-        )
+        options = {"device_id": torch.device("cpu"), "use_orig_params": "original" in case}
+        return FullyShardedDataParallel(model, **options)
     mesh = init_device_mesh("cpu", (2,))
     for layer in (model,) if "evaluated" in case else (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)

@@ -21,9 +21,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 def make_model(dtype=torch.float64, dropout=0.0):
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 4), nn.Flatten()
-    ).to(dtype)
+    first, last = nn.Linear(6, 16), nn.Linear(16, 4)
+    return nn.Sequential(first, nn.Tanh(), nn.Dropout(dropout), last, nn.Flatten()).to(dtype)
 
 
 def make_batch(num_samples, dtype=torch.float64):

@@ -189,10 +189,8 @@ def test_scales_algorithm_stream_and_workspace(stub, kind, dtype):
     assert log(stub, "run")[-1]["stream"] == "42" and set(stub.devices) == {"cpu"}
     for b in (1, 5, 64):  # the workspace is asked for by micro-batch
         listed = dict(BACKEND.algorithms(kernel, b))
-        assert listed == {
-            name: aligned(b * 1000 * number + 7 if number else 0)
-            for name, number in NUMBERS[kind].items()
-        }
+        sizes = {name: b * 1000 * n + 7 if n else 0 for name, n in NUMBERS[kind].items()}
+        assert listed == {name: aligned(size) for name, size in sizes.items()}
         assert {name: BACKEND.given_bytes(name, kernel, b) for name in listed} == listed
 
 

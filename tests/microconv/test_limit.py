@@ -223,9 +223,8 @@ def test_other_convolutions_count_as_they_are_called():
 
 @pytest.mark.parametrize("bad", [(), ("2",), ("0", "2"), ("0", "2", "4")])
 def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Dropout(), nn.Conv2d(4, 4, 3)
-    )
+    first, second, third = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+    model = nn.Sequential(first, nn.BatchNorm2d(4), second, nn.Dropout(), third)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = torch.get_rng_state()
 

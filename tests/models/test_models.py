@@ -74,11 +74,10 @@ def test_samples_are_apart_and_channels_last_changes_nothing_but_the_layout(name
     with torch.no_grad():
         expected = model(x)
         torch.testing.assert_close(torch.cat([model(sample) for sample in x.split(1)]), expected)
+        note = lambda _, inputs: layouts.append(inputs[0].is_contiguous(**last))  # noqa: E731
         for module in model.to(**last).modules():
             if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
-                module.register_forward_pre_hook(
-                    lambda _, inputs: layouts.append(inputs[0].is_contiguous(**last))
-                )
+                module.register_forward_pre_hook(note)
         torch.testing.assert_close(model(x.to(**last)), expected)
     assert all(layouts)
 

@@ -116,10 +116,8 @@ class TestByHand:
         """What it has not, and not what is overwritten first; to the letter each time."""
         trace = chain(6, width=10, weight=4)
         plan, literal = plan_swaps(trace, 40), outofcore.plan_literally(trace, 40)
-        copies, all_copies = (
-            [name for after in p.after for kind, name in after if kind is OUT]
-            for p in (plan, literal)
-        )
+        out = lambda plan: [name for after in plan.after for kind, name in after if kind is OUT]  # noqa: E731
+        copies, all_copies = out(plan), out(literal)
         written = {name for f in trace.functions for name in f.outputs}
         weights = [name for name in copies if name.startswith("w")]
         assert copies and set(copies) <= written | {"a0"}
