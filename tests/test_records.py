@@ -124,11 +124,9 @@ class TestPacked:
         assert not path.exists()
 
     def test_two_packers_and_a_reader_at_once_lose_nothing(self, store, record):
-        def made(number: int) -> Record:
-            return replace(record, key=f"key{number:02}", seed=number)
-
-        for number in range(30):
-            store.write(made(number))
+        written = [replace(record, key=f"key{number:02}", seed=number) for number in range(40)]
+        for each in written[:30]:
+            store.write(each)
         script = (
             "import sys; from pathlib import Path; from repro.records import RecordStore;"
             "store = RecordStore(Path(sys.argv[1])); print(flush=True); sys.stdin.readline();"
@@ -142,9 +140,9 @@ class TestPacked:
         for packer in packers:
             packer.stdin.write("\n")
             packer.stdin.flush()
-        for number in range(30, 40):
-            store.write(made(number))
-            assert len(store.load("mbs")) == number + 1
+        for number, each in enumerate(written[30:], 31):
+            store.write(each)
+            assert len(store.load("mbs")) == number
         assert [packer.communicate() and packer.returncode for packer in packers] == [0, 0]
         store.pack("mbs")
         assert [r.seed for r in store.load("mbs")] == list(range(40))

@@ -77,10 +77,7 @@ class TestLaunches:
         measurement = scaling.measured(launches(self.FACTORS))[runs.DIV2K]
         assert scaling.pace(measurement, runs.DIV2K, "theta").error == pytest.approx(0, abs=1e-12)
         draws = (1.0, 1.3, 0.8, 1.1, 0.9)
-
-        def change(seed, step):
-            return draws[seed] if step["averaging"] == "all_to_all" else 1.0
-
+        change = lambda seed, step: draws[seed] if step["averaging"] == "all_to_all" else 1.0  # noqa: E731
         results = launches([1.0] * 5, change)
         gap = scaling.pace(scaling.measured(results)[runs.DIV2K], runs.DIV2K, "theta")
         error = statistics.stdev(-math.log(draw) for draw in draws) / math.sqrt(5)
@@ -98,10 +95,7 @@ class TestLaunches:
 @pytest.mark.parametrize("target", MEASURED)
 def test_steps_as_the_model_has_them(target):
     noise = (1.0, 1.00001, 0.99999, 1.00002, 0.99998)
-
-    def change(seed, step):
-        return noise[(seed + step["batch"] + len(step["averaging"])) % 5]
-
+    change = lambda seed, step: noise[(seed + step["batch"] + len(step["averaging"])) % 5]  # noqa: E731
     found = made.verdict(f"adaptive/{target}", launches([1.0] * 5, change))
     assert found.word == "reproduced", found.evidence
 

@@ -81,11 +81,8 @@ class TestFigure10:
         word, evidence = self.judge("conv2_faster")
         assert word == "undecided"  # of one process the spread is not known
         assert "×2.00 (no spread known), paper ×2.33" in evidence
-        numbers = itertools.count()
-
-        def make(run):  # five processes
-            return conv2(undivided_64=1.0, all_64=0.5 + next(numbers) / 100)
-
+        numbers = itertools.count()  # of five processes
+        make = lambda run: conv2(undivided_64=1.0, all_64=0.5 + next(numbers) / 100)  # noqa: E731
         word, evidence = judge("figure10/conv2_faster", make, "long")
         assert word == "reproduced" and "×1.92 [" in evidence
         same = conv2(undivided_64=1.0, all_64=1.0)
