@@ -20,6 +20,7 @@ from pairs import answers, assert_close, error_of, parallel_of, train, weights_o
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import prune
+from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
 
 from repro.adaptive import METHODS, DataParallel, LossCheckError, WholeStepError
@@ -817,8 +818,7 @@ def amid(method, what):
     error = None
     if what == "hook":
         optimizer.register_step_pre_hook(clipping)
-        of_all = torch.optim.optimizer.register_optimizer_step_pre_hook
-        handle = of_all(lambda *_: clipping(optimizer))
+        handle = optimizers.register_optimizer_step_pre_hook(lambda *_: clipping(optimizer))
         model.state_dict()
         handle.remove()
     elif what == "layout":
@@ -1004,8 +1004,7 @@ def test_optimizers_that_look_at_all_parameters(both):
     optimizer = torch.optim.SGD(parameters, 0.1)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     check_in_parts(optimizer)
-    # Of all optimizers.
-    hook = torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: None)
+    hook = optimizers.register_optimizer_step_post_hook(lambda *_: None)  # of all optimizers
     try:
         with pytest.raises(WholeStepError, match="a hook is called around the step of SGD"):
             check_in_parts(optimizer)
