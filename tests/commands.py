@@ -8,9 +8,7 @@ import pytest
 from repro import __main__ as cli
 
 
-def command_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable:
     """Return what runs a command without a network: its exit code, stdout and stderr."""
 
     def refuse(*arguments: object, **options: object) -> None:

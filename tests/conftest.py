@@ -102,8 +102,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from repro.experiments import arguments, load_paper
     from repro.experiments import run as running
 
-    paper = load_paper("mbs")
-    folder = tmp_path_factory.mktemp("smoke")
+    paper, folder = load_paper("mbs"), tmp_path_factory.mktemp("smoke")
     store = RecordStore(folder / "local" / "smoke")
     chosen = arguments.choose_datasets(paper, "smoke")
     runs = arguments.plan(paper, paper.artefacts.values(), "smoke", chosen)

@@ -5,9 +5,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+
+from repro.adaptive import averaging
 
 
 def forked(*preloaded: str) -> ForkServerContext:
@@ -47,6 +51,25 @@ def both(context: ForkServerContext, work: Callable[..., None], folder: Path) ->
     """Run ``work(rank, port, folder)`` in two processes; return what each saved as ``RANK.pt``."""
     run(context, work, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
+    """Have another process that is not there, whose gradients are so many times this one's."""
+
+    def all_to_all_single(received, flat, group):
+        mine = flat.chunk(2)[0]
+        received.copy_(torch.cat([mine, times * mine]))
+
+    def all_gather(flat, part, group):
+        mine, other = flat.chunk(2)
+        mine.copy_(part)
+        other.mul_((1 + times) / 2)  # which the other has averaged
+
+    reduce_scatter = lambda out, flat, group: out.copy_((1 + times) * flat.chunk(2)[0])  # noqa: E731
+    dist = SimpleNamespace(get_world_size=lambda group: 2, all_to_all_single=all_to_all_single)
+    fakes = {"dist": dist, "reduce_scatter": reduce_scatter, "all_gather": all_gather}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(averaging, name, fake)
 
 
 def listening(process: int | str = "self") -> list[str]:

@@ -165,9 +165,8 @@ add(("report", "--output", "~nobody-of-that-name/x.html"), "home directory", "gi
 for command in (FIGURE, ("report",), ("notebooks",)):
     add(command, "/proc/none", REPRO_RESULTS="/proc/none/results")
     add(command, "{root}"[:0], REPRO_RESULTS="{root}/file/below")
-add(
-    ("status",), "home directory", "give another path", REPRO_RESULTS="~nobody-of-that-name/results"
-)
+nowhere = "~nobody-of-that-name/results"
+add(("status",), "home directory", "give another path", REPRO_RESULTS=nowhere)
 
 # Notebooks.
 for name in ("99_none", "../01_tiny", ""):
@@ -238,8 +237,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("device", "data", "seeds", "reference"):
         notebook["cells"][0]["source"] += f'\n{name}: str = ""  # of it'
     path.write_text(json.dumps(notebook), encoding="utf-8")
-    store = RecordStore(root / "results" / "local" / "smoke")
-    store.write(make_record(config={"mini_batch": 16}))
+    RecordStore(root / "results" / "local" / "smoke").write(make_record(config={"mini_batch": 16}))
     return root
 
 
@@ -312,8 +310,7 @@ def test_what_is_no_record_stops_no_status_and_is_not_overwritten(
     runs = paper.artefacts["figure2"].runs("smoke", arguments.choose_datasets(paper, "smoke"))
     (step,) = running._steps(paper, runs, running.Setting("smoke", "cpu"), {})
     store = local_store("smoke")
-    good = make_record("timeline", key=step.key, config=step.run.config)
-    path = store.write(good)
+    path = store.write(make_record("timeline", key=step.key, config=step.run.config))
     store.write(make_record(key="other"))
     if kind in RECORDS:
         path.write_bytes(RECORDS[kind](path.read_bytes()))
@@ -371,5 +368,4 @@ def test_a_disk_that_fails(run, results_folder, monkeypatch, make_record, troubl
     files = list(results_folder.rglob("*.json"))
     assert not list(results_folder.rglob("*.tmp"))
     assert len(files) == 1 + (moment != "before the first")  # and nothing half-written
-    assert written.read_bytes() == before
-    assert all(read_record(path) for path in files)
+    assert written.read_bytes() == before and all(read_record(path) for path in files)

@@ -109,8 +109,7 @@ class TestCommands:
         code, out, _ = run("status")
         assert f"{COUNT} of {COUNT} artefacts have all their records" in out
         assert code == 0 and "mbs/table5" not in out
-        removed = next(reproduced.rglob("timeline-*.json"))
-        removed.unlink()
+        next(reproduced.rglob("timeline-*.json")).unlink()
         rows = {row["artefact"]: row for row in json.loads(run("status", "--json")[1])}
         assert rows["mbs/figure2"]["missing"] == 1
         code, out, _ = run("status")
@@ -225,8 +224,7 @@ def test_interrupted_while_it_computes(run, results_folder, monkeypatch):
 
     monkeypatch.setattr(measuring, "timeline", interrupted)
     command = ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu")
-    told = "interrupted: finished work is kept, run again to go on\n"
-    assert run(*command) == (130, "", told)
+    assert run(*command) == (130, "", "interrupted: finished work is kept, run again to go on\n")
     assert not [path for path in results_folder.rglob("*") if path.is_file()]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

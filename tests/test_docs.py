@@ -20,10 +20,8 @@ from repro.experiments.view import of_papers, verdicts
 from repro.report import shown_table
 
 REFRESH = runpy.run_path(str(paths.ROOT / "docs" / "refresh.py"))
-PAGES = {
-    str(path.relative_to(paths.ROOT)): path.read_text(encoding="utf-8")
-    for path in REFRESH["pages"]()
-}
+FILES = {str(path.relative_to(paths.ROOT)): path for path in REFRESH["pages"]()}
+PAGES = {name: path.read_text(encoding="utf-8") for name, path in FILES.items()}
 METHODS = [f"docs/{paper}.md" for paper in PAPERS if paper != "together"]
 OTHERS = ("CONTRIBUTING.md", "data/README.md")  # pages of the site, too
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -32,8 +30,7 @@ _ARTEFACT = re.compile(rf"`(?:python -m repro show )?((?:{'|'.join(PAPERS)})/\w+
 
 def tables(page: str) -> list[tuple[str, list[list[str]]]]:
     """Return each table's rows of cells, the head first, and the paragraph above it."""
-    parsed = []
-    paragraphs = PAGES[page].split("\n\n")
+    parsed, paragraphs = [], PAGES[page].split("\n\n")
     for before, text in zip(["", *paragraphs], paragraphs, strict=False):
         lines = text.splitlines()
         if len(lines) > 1 and re.fullmatch(r"[|: -]+", lines[1]):
@@ -129,8 +126,7 @@ class TestNumbers:
         plain = cells["mode"].isin(["undivided", "accumulation", "mbs"])[right.index]
         groups = (right[plain], right[~plain], right)
         shares = [f"{part.sum()} of {len(part)} cases" for part in groups]
-        rows = table_with("docs/combining.md", "predicted time of")
-        assert [row[1] for row in rows] == shares
+        assert [row[1] for row in table_with("docs/combining.md", "predicted time of")] == shares
 
 
 def test_the_words_are_defined_as_the_code_has_them():
@@ -180,8 +176,7 @@ def broken_links(page: str, text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS])
 def test_links_lead_somewhere(page):
-    text = (paths.ROOT / page).read_text(encoding="utf-8")
-    assert not broken_links(page, text)
+    assert not broken_links(page, (paths.ROOT / page).read_text(encoding="utf-8"))
 
 
 def test_broken_links_are_seen():
@@ -227,8 +222,7 @@ def surroundings() -> dict[str, object]:
         pool = nn.AdaptiveAvgPool2d(4)
         return nn.Sequential(pool, nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 4))
 
-    model = make_model()
-    loss_fn = nn.CrossEntropyLoss()
+    model, loss_fn = make_model(), nn.CrossEntropyLoss()
     loader = TensorLoader(pictures[:32], labels[:32], 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

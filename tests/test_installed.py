@@ -111,8 +111,7 @@ def files(*options: str) -> list[str]:
     listed = paths.git("ls-files", "-z", *options)
     if listed is None:
         pytest.skip("git does not know this checkout")
-    names = os.fsdecode(listed).split("\0")
-    return [name for name in names if (paths.ROOT / name).is_file()]
+    return [name for name in os.fsdecode(listed).split("\0") if (paths.ROOT / name).is_file()]
 
 
 @pytest.fixture(scope="module")

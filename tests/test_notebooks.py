@@ -98,8 +98,7 @@ class TestAsTheyStand:
     def test_only_listed_cells_are_left_uncompared(self, path):
         chosen = [c for c in cells(path, "code") if any(t.startswith("nbval") for t in tags(c))]
         ignored = [source(cell).splitlines()[0] for cell in chosen]
-        assert ignored == IGNORED.get(path.stem, [])
-        assert "NBVAL_" not in path.read_text()
+        assert ignored == IGNORED.get(path.stem, []) and "NBVAL_" not in path.read_text()
 
     @named
     def test_no_algorithm(self, path):
@@ -297,8 +296,7 @@ class TestSession:
 
         target = results_folder / "reference" / "cpu-2-cores" / "smoke"
         shutil.copytree(smoke / "local" / "smoke", target)
-        before = sorted(results_folder.rglob("*"))
-        session = Session("mbs")
+        before, session = sorted(results_folder.rglob("*")), Session("mbs")
         assert shown == []
         for name, artefact in session.paper.artefacts.items():
             shown.clear()

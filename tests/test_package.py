@@ -59,8 +59,7 @@ def module_name(path: Path) -> str:
 
 def imports(path: Path, top_level_only: bool = False) -> set[str]:
     """Return the modules that a file imports, in functions too; relative ones as they are."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    modules = set()
+    tree, modules = ast.parse(path.read_text(encoding="utf-8")), set()
     nodes = tree.body if top_level_only else ast.walk(tree)
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -192,8 +191,7 @@ class TestArrows:
 
     @pytest.mark.slow
     def test_cuda_is_named_where_only_cuda_will_do(self):
-        naming = {module_name(path) for path in MODULES if _names_cuda(path)}
-        assert naming == ONLY_CUDA.keys()
+        assert {module_name(path) for path in MODULES if _names_cuda(path)} == ONLY_CUDA.keys()
 
 
 def test_import_repro_is_fast_and_light():

@@ -301,11 +301,8 @@ def mbs_dualbatch() -> None:
 
 def mbs_adaptive() -> None:
     model = network()
-    for inner in (
-        DataParallel(model, LOSS, optimizer_of(model)),
-        FixedBatch(8, 0.1),
-        ThetaController(8, 16, 0.1),
-    ):
+    parallel = DataParallel(model, LOSS, optimizer_of(model))
+    for inner in (parallel, FixedBatch(8, 0.1), ThetaController(8, 16, 0.1)):
         with pytest.raises(MicroBatchError, match="stream inside θ-adaptive or dual-batch"):
             MicroBatchStreamer(inner, LOSS, MICRO)
     # The other way round the micro-batches are DataParallel's own.

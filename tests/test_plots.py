@@ -54,8 +54,7 @@ def make(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_axes_have_units_and_one_legend_outside_of_them(name):
-    style = dict(plt.rcParams)
-    figure = make(name)
+    style, figure = dict(plt.rcParams), make(name)
     FigureCanvasAgg(figure).draw()  # a missing glyph or a layout that does not fit warns here
     assert plt.get_fignums() == [] and dict(plt.rcParams) == style
     rows = max(axis.get_subplotspec().rowspan.stop for axis in figure.axes)
@@ -80,8 +79,7 @@ def test_learning_curves_draw_mean_and_band():
     axis = make("learning_curves").axes[2]  # second row, first column
     (line,), (band,) = axis.get_lines(), axis.collections
     assert line.get_ydata() == pytest.approx([20.0, 30.0]) and list(line.get_xdata()) == [1, 2]
-    heights = band.get_paths()[0].vertices[:, 1]
-    std = np.std([10.0, 30.0], ddof=1)
+    heights, std = band.get_paths()[0].vertices[:, 1], np.std([10.0, 30.0], ddof=1)
     assert (heights.min(), heights.max()) == pytest.approx((20.0 - std, 30.0 + std))
 
 

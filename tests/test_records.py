@@ -16,13 +16,7 @@ from test_installed import git
 
 from repro import paths, records
 from repro.experiments import PAPERS, load_paper
-from repro.records import (
-    CorruptRecordWarning,
-    Record,
-    RecordError,
-    read_record,
-    record_key,
-)
+from repro.records import CorruptRecordWarning, Record, RecordError, read_record
 
 CONFIG = {"model": {"name": "unet", "width": 4}, "image_size": [8, 9], "mini_batch": 16}
 
@@ -71,8 +65,7 @@ class TestCorruptRecords:
 
     @pytest.mark.parametrize("kind", CONTENTS)
     def test_the_error_names_the_file_and_what_to_do(self, store, record, kind):
-        good = store.write(record)
-        bad = store.write(replace(record, key="bad"))
+        good, bad = store.write(record), store.write(replace(record, key="bad"))
         content = self.CONTENTS[kind]
         content = bad.read_bytes()[:-200] if content is None else content
         bad.write_bytes(content)
@@ -84,8 +77,7 @@ class TestCorruptRecords:
         # Among others it is named, and they are read.
         with pytest.warns(CorruptRecordWarning, match=bad.name):
             assert store.load("mbs") == [record]
-        assert bad.read_bytes() == content
-        assert read_record(good) == record
+        assert bad.read_bytes() == content and read_record(good) == record
 
     @pytest.mark.parametrize(
         ("field", "value"),
@@ -112,8 +104,7 @@ class TestPacked:
         for one in [*made, not_a_number]:
             store.write(one)
         before = store.load("mbs")
-        assert store.pack("mbs") == 6
-        assert files(store.folder) == ["mbs.jsonl.gz"]
+        assert store.pack("mbs") == 6 and files(store.folder) == ["mbs.jsonl.gz"]
         assert repr(store.load("mbs")) == repr(before)  # NaN differs from itself
         assert store.find("mbs", "train", "key3") == made[3]
         assert store.find("mbs", "train", "key9") is None
@@ -128,17 +119,14 @@ class TestPacked:
         changed = replace(record, metrics={"best": 1.0})
         path = store.write(changed)
         assert store.load("mbs") == [changed] and store.where(changed) == path
-        other = replace(record, key="other", paper="mbs")
-        assert store.pack("mbs", [other]) == 2
+        assert store.pack("mbs", [replace(record, key="other", paper="mbs")]) == 2
         assert sorted(r.metrics["best"] for r in store.load("mbs")) == [1.0, 97.5]
         assert not path.exists()
 
     def test_two_packers_and_a_reader_at_once_lose_nothing(self, store, record):
-        def made(number: int) -> Record:
-            return replace(record, key=f"key{number:02}", seed=number)
-
-        for number in range(30):
-            store.write(made(number))
+        written = [replace(record, key=f"key{number:02}", seed=number) for number in range(40)]
+        for each in written[:30]:
+            store.write(each)
         script = (
             "import sys; from pathlib import Path; from repro.records import RecordStore;"
             "store = RecordStore(Path(sys.argv[1])); print(flush=True); sys.stdin.readline();"
@@ -152,17 +140,15 @@ class TestPacked:
         for packer in packers:
             packer.stdin.write("\n")
             packer.stdin.flush()
-        for number in range(30, 40):
-            store.write(made(number))
-            assert len(store.load("mbs")) == number + 1
+        for number, each in enumerate(written[30:], 31):
+            store.write(each)
+            assert len(store.load("mbs")) == number
         assert [packer.communicate() and packer.returncode for packer in packers] == [0, 0]
         store.pack("mbs")
         assert [r.seed for r in store.load("mbs")] == list(range(40))
 
     @pytest.mark.parametrize("damage", ["empty", "no gzip", "cut", "a broken line"])
-    def test_a_damaged_file_is_named_and_left_alone_and_other_lines_are_read(
-        self, store, record, damage
-    ):
+    def test_a_damaged_file_is_named_and_left_and_other_lines_are_read(self, store, record, damage):
         store.pack("mbs", [replace(record, key=f"key{n}", seed=n) for n in range(3)])
         good = store.packed("mbs").read_bytes()
         lines = gzip.decompress(good).splitlines()
@@ -212,7 +198,7 @@ class TestKeys:
             {"config": CONFIG | {"micro_batch": None}}, {"fingerprint": "g"},
             {"fingerprint": None}, {"device": "e"}, {"device": None},
         ]  # fmt: skip
-        assert len({record_key(**base | change) for change in changes}) == len(changes)
+        assert len({records.record_key(**base | change) for change in changes}) == len(changes)
 
     def test_reference_records_have_the_keys_of_what_they_hold(self, reference_records):
         found = 0
@@ -221,12 +207,10 @@ class TestKeys:
                 for record in store.load(paper.key):
                     experiment = paper.experiments[record.experiment]
                     machine = f"{record.device['name']}, torch {record.versions['torch']}"
-                    made = {
-                        "fingerprint": record.dataset["fingerprint"] if record.dataset else None
-                    }
+                    made = {"fingerprint": (record.dataset or {}).get("fingerprint")}
                     made["device"] = machine if experiment.measured(record.config) else None
-                    named = (record.paper, record.experiment, record.version)
-                    assert record.key == record_key(*named, record.config, record.seed, **made)
+                    named = record.paper, record.experiment, record.version, record.config
+                    assert record.key == records.record_key(*named, record.seed, **made)
                     found += 1
         assert found >= 2749
 
@@ -239,8 +223,7 @@ def test_commit_state_of_a_checkout_and_outside_one(tmp_path, monkeypatch):
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-q", "-m", "first")
     commit, dirty = records.commit_state()
-    assert len(commit) == 40
-    assert dirty is False
+    assert len(commit) == 40 and dirty is False
     (tmp_path / "untracked").write_text("1")
     assert records.commit_state() == (commit, False)
     (tmp_path / "file").write_text("2")

@@ -54,12 +54,10 @@ class TestTable:
 
     def test_further_tables_begin_with_what_tells_the_rows_apart(self, columns):
         columns(60)
-        rows = [
-            {"model": "ab"[n % 2], "batch": n // 2, "x": "x" * 29, "y": "y" * 29} for n in range(9)
-        ]
+        long = {"x": "x" * 29, "y": "y" * 29}
+        rows = [{"model": "ab"[n % 2], "batch": n // 2} | long for n in range(9)]
         text = terminal.table(rows)
-        assert text.count("model  batch") == 2
-        assert "more rows" not in text
+        assert text.count("model  batch") == 2 and "more rows" not in text
         text = terminal.table(rows, most=8)
         assert text.count("x" * 29) == text.count("y" * 29) == 4
         assert text.endswith("5 more rows: --evidence")
@@ -148,8 +146,7 @@ class TestAt100Columns:
     @pytest.mark.slow
     def test_show_fits_a_screen_and_leads_to_other_devices(self, run):
         out = run("show", "mbs/table4")[1]
-        assert len(out.splitlines()) <= 60
-        assert "(another machine, NVIDIA H200): Dividing" in out
+        assert len(out.splitlines()) <= 60 and "(another machine, NVIDIA H200): Dividing" in out
         assert "The rows of NVIDIA H200: --profile gpu" in out
         assert "The rows of NVIDIA H200: --profile gpu" in run("show", "microconv/figure9")[1]
         assert "The rows of" not in run("show", "mbs/table4", "--profile", "gpu")[1]
@@ -160,8 +157,7 @@ class TestAt100Columns:
     def test_help_sums_up_each_command_in_a_line(self, run, columns, width):
         columns(width)
         out = run("--help")[1]
-        panels = [*re.findall(r"─ (\w+) ─", out)]
-        assert panels == ["Options", "Run", "Look", "Maintain"]
+        assert [*re.findall(r"─ (\w+) ─", out)] == ["Options", "Run", "Look", "Maintain"]
         assert "..." not in out.partition("─")[2]
         lines = dict(re.findall(r"^│ ([a-z]+) +(\S.*?) *│$", out, re.MULTILINE))
         assert len(lines) == len(cli.app.registered_commands)

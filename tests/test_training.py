@@ -10,24 +10,15 @@ from sklearn.metrics import accuracy_score, jaccard_score, log_loss
 from torch import nn
 
 from repro import training
-from repro.training import (
-    evaluate_binary_segmentation,
-    evaluate_classifier,
-    evaluate_psnr,
-    fit,
-    plain_step,
-    psnr,
-)
+from repro.training import evaluate_binary_segmentation, evaluate_classifier, fit, plain_step
 
 
 @pytest.fixture
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
     sizes = (8, 8, 3)  # the last one is smaller: means must weigh it less
-    return [
-        (torch.randn(n, 5, generator=generator), torch.randint(0, 4, (n,), generator=generator))
-        for n in sizes
-    ]
+    drawn = {"generator": generator}
+    return [(torch.randn(n, 5, **drawn), torch.randint(0, 4, (n,), **drawn)) for n in sizes]
 
 
 @pytest.fixture
@@ -41,8 +32,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def test_fit_equals_a_loop_written_by_hand(model, batches):
-    reference = copy.deepcopy(model)
-    loss_fn = nn.CrossEntropyLoss()
+    reference, loss_fn = copy.deepcopy(model), nn.CrossEntropyLoss()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     step = plain_step(model, loss_fn, optimizer, "cpu")
@@ -108,14 +98,13 @@ def test_segmentation_against_scikit_learn():
         predicted = torch.cat([model(inputs)[:, 0] > 0 for inputs, _ in batches])
     truth = torch.cat([targets > 0 for _, targets in batches])
     expected = 100 * jaccard_score(truth.numpy().ravel(), predicted.numpy().ravel())
-    assert metrics == {"iou": pytest.approx(expected)}
-    assert not model.training
+    assert metrics == {"iou": pytest.approx(expected)} and not model.training
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 4)])
 def test_images_that_do_not_match_have_no_psnr(shape):
     with pytest.raises(ValueError, match="differ"):
-        psnr(torch.zeros(2, 3, 4, 4), torch.zeros(shape))
+        training.psnr(torch.zeros(2, 3, 4, 4), torch.zeros(shape))
 
 
 class Stretched(nn.Module):
@@ -136,7 +125,8 @@ def test_restoration_by_brute_force(sizes):
     generator = torch.Generator().manual_seed(0)
     inputs, targets = torch.rand(2, 7, 2, 4, 5, generator=generator)
     model = Stretched()
-    metrics = evaluate_psnr(model, zip(inputs.split(sizes), targets.split(sizes), strict=True))
+    batches = zip(inputs.split(sizes), targets.split(sizes), strict=True)
+    metrics = training.evaluate_psnr(model, batches)
     values, errors = [], []
     for x, y in zip(inputs.double().numpy(), targets.double().numpy(), strict=True):
         restored = 2 * (x - 0.5) + 0.5

@@ -135,7 +135,6 @@ def assert_trained_alike(answer, wanted, tolerance=1e-12):
     for name in ("weights", "state"):
         assert_close(answer[name], wanted[name], tolerance)
     for name in ("losses", "norms"):
-        torch.testing.assert_close(
-            answer[name], wanted[name], rtol=tolerance, atol=tolerance, equal_nan=True
-        )
+        close = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
+        torch.testing.assert_close(answer[name], wanted[name], **close)
     assert answer["scales"] == wanted["scales"] and answer["strides"] == wanted["strides"]

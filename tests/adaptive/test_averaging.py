@@ -13,33 +13,16 @@ from functools import partial
 from pathlib import Path
 
 import joined
+import pairs
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from pairs import (
-    answers,
-    assert_close,
-    assert_trained_alike,
-    error_of,
-    hooks_of,
-    parallel_of,
-    run_cases,
-    train,
-    weights_of,
-)
+from pairs import answers, assert_close, parallel_of, weights_of
 from torch import nn
 
-from repro.adaptive import (
-    METHODS,
-    DataParallel,
-    PeerError,
-    StepTiming,
-    join_processes,
-    leave_processes,
-    set_lr,
-    share,
-)
+from repro import adaptive
+from repro.adaptive import METHODS, DataParallel, PeerError, StepTiming, join_processes, set_lr
 
 # Ragged, growing, one with a single sample: a process has none of it.
 SIZES = [6, 7, 1, 12, 5]
@@ -144,7 +127,7 @@ def trained(method, variant="sgd", kind=Net, steps=5):
 
     batches = [batch(number) for number in range(steps)]
     options = VARIANTS.get(variant, {}) if method else {}
-    found = train(method, model, optimizer, batches, between=between, **options)
+    found = pairs.train(method, model, optimizer, batches, between=between, **options)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     return found | {"seen": seen, "sums": sums, "rates": rates}
 
@@ -157,7 +140,7 @@ def failing(method, stage, **options):
     parallel.step(*batch(0))
     set_lr(optimizer, RATES[1])  # the update under way is of the rate before
     model.fail = stage
-    error = error_of(parallel.step, *batch(3))
+    error = pairs.error_of(parallel.step, *batch(3))
     model.fail = ""
     parallel.finish()
     good = weights_of(model)
@@ -182,7 +165,7 @@ def todo(rank):
 
 
 def work(rank, port, folder):
-    run_cases(rank, port, folder, todo)
+    pairs.run_cases(rank, port, folder, todo)
 
 
 def lost_by(how):
@@ -218,7 +201,7 @@ def lose(rank, folder, method, end):
         start = time.perf_counter()
         if stage == "leaving":
             parallel.close()
-            leave_processes()
+            adaptive.leave_processes()
         for _ in range(3):
             parallel.step(*batch(3))
         parallel.finish()
@@ -229,7 +212,7 @@ def lose(rank, folder, method, end):
     if not stage:
         with contextlib.suppress(PeerError):
             parallel.close()
-    report["hooks"] = hooks_of(model, optimizer)
+    report["hooks"] = pairs.hooks_of(model, optimizer)
     (folder / "part").write_text(json.dumps(report))
     (folder / "part").rename(folder / "report.json")
     os._exit(0)
@@ -243,12 +226,12 @@ def context():
 @pytest.fixture(scope="module")
 def lost(context, tmp_path_factory):
     """What the survivor of each pair tells."""
-    pairs = {pair: tmp_path_factory.mktemp("pair") for pair in ENDS}
-    lost = [(rank, str(folder), *pair) for pair, folder in pairs.items() for rank in range(2)]
+    folders = {pair: tmp_path_factory.mktemp("pair") for pair in ENDS}
+    lost = [(rank, str(folder), *pair) for pair, folder in folders.items() for rank in range(2)]
     processes = [context.Process(target=lose, args=args, daemon=True) for args in lost]
     for process in processes:
         process.start()
-    yield {pair: folder / "report.json" for pair, folder in pairs.items()}
+    yield {pair: folder / "report.json" for pair, folder in folders.items()}
     for process in processes:
         process.kill()
         process.join()
@@ -270,7 +253,7 @@ class TestTwoProcesses:
     def test_training_is_that_of_one_process_on_the_whole_batch(self, both, method, variant):
         replies, wanted = answers(both, method, variant), trained(None, variant)
         for answer in replies:
-            assert_trained_alike(answer, wanted)
+            pairs.assert_trained_alike(answer, wanted)
             assert_close(answer["seen"], wanted["seen"])  # evaluated amid an update
             assert answer["sums"] == [3.0] * len(SIZES) and answer["rates"] == wanted["rates"]
         assert all(map(torch.equal, *(answer["weights"] for answer in replies)))
@@ -331,8 +314,7 @@ def test_a_lost_process_is_an_error_in_the_other(both, lost, method, end):
 class TestOneProcess:
     def test_joins_nothing(self, monkeypatch):
         monkeypatch.delenv("RANK", raising=False)
-        assert join_processes() == (0, 1)
-        assert not dist.is_initialized()
+        assert join_processes() == (0, 1) and not dist.is_initialized()
 
     @pytest.mark.parametrize("method", METHODS)
     def test_is_plain_training_to_the_last_bit(self, method):
@@ -357,6 +339,7 @@ class TestOneProcess:
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
 def test_shares_are_the_whole_in_order_and_differ_by_one(processes):
     for samples in range(20):
-        parts = [list(range(samples))[share(samples, r, processes)] for r in range(processes)]
-        assert [n for part in parts for n in part] == list(range(samples))
+        whole = list(range(samples))
+        parts = [whole[adaptive.share(samples, r, processes)] for r in range(processes)]
+        assert [n for part in parts for n in part] == whole
         assert max(map(len, parts)) - min(map(len, parts)) <= 1

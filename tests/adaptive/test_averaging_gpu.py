@@ -6,15 +6,15 @@ ones on CPUs. Of ``"allreduce"`` all but the hook is DistributedDataParallel's.
 
 import copy
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from joined import pretend
 from test_updates import LATER, OPTIMIZERS, PADDED, SPLIT, alone, batch, make
 from torch import nn
 
-from repro.adaptive import LossCheckError, averaging, full_cost, noise_scale
+from repro.adaptive import LossCheckError, full_cost, noise_scale
 from repro.adaptive.averaging import OverlappedAverager
 from repro.measure import accelerator
 
@@ -23,27 +23,9 @@ pytestmark = pytest.mark.gpu
 FIRST = 3.0  # the other's gradients in ours
 
 
-def all_to_all_single(received, flat, group):
-    mine = flat.chunk(2)[0]
-    received.copy_(torch.cat([mine, FIRST * mine]))
-
-
-def reduce_scatter(output, flat, group):
-    output.copy_((1 + FIRST) * flat.chunk(2)[0])
-
-
-def all_gather(flat, part, group):
-    mine, other = flat.chunk(2)
-    mine.copy_(part)
-    other.mul_((1 + FIRST) / 2)  # which the other has averaged
-
-
 @pytest.fixture
 def two(monkeypatch):
-    pretended = SimpleNamespace(get_world_size=lambda group: 2, all_to_all_single=all_to_all_single)
-    monkeypatch.setattr(averaging, "dist", pretended)
-    monkeypatch.setattr(averaging, "reduce_scatter", reduce_scatter)
-    monkeypatch.setattr(averaging, "all_gather", all_gather)
+    pretend(monkeypatch, FIRST)
 
 
 def train(model, optimizer, averager=None, overlap=False):
@@ -114,5 +96,4 @@ def test_measuring_leaves_the_generators_of_the_device(device, fails):
     for measure in (full_cost, noise_scale):
         with pytest.raises(KeyError) if fails else nullcontext():
             measure(model, data, 4)
-    after = accelerator.get_rng(device)
-    assert all(map(torch.equal, before, after))
+    assert all(map(torch.equal, before, accelerator.get_rng(device)))

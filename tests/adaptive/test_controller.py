@@ -7,19 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from repro.adaptive import (
-    DivergedError,
-    DivergenceWarning,
-    FixedBatch,
-    LinearScaling,
-    NoiseScaleBatch,
-    Saturation,
-    ScheduledBatch,
-    SchedulerError,
-    StartingPoint,
-    ThetaController,
-    set_lr,
-)
+from repro import adaptive
+from repro.adaptive import DivergenceWarning, Saturation, StartingPoint, ThetaController, set_lr
 from repro.adaptive.distance import CHUNK
 from repro.measure import MemoryMeter
 
@@ -101,8 +90,7 @@ class TestTheta:
         assert controller.observe(10.3, one).theta == pytest.approx(-0.1)
 
     def test_parameters_that_have_not_moved_have_no_theta_and_do_not_saturate(self):
-        controller = ThetaController(8, 64, 0.1)
-        steps = follow(controller, [9.0, 8.9, 8.0, 7.0], [0.0, 0.0, 1.0, 1.5])
+        steps = follow(ThetaController(8, 64, 0.1), [9.0, 8.9, 8.0, 7.0], [0.0, 0.0, 1.0, 1.5])
         assert [s.theta for s in steps] == [None, None, None, 2.0, 2.0]
         assert [s.interval for s in steps] == [None, None, None, None, 4]
 
@@ -151,17 +139,16 @@ class TestAlgorithm1:
         ],
     )  # fmt: skip
     def test_a_growth_waits_for_progress(self, interval, costs, batches):
-        controller = ThetaController(8, 64, 0.1, interval=interval)
-        steps = follow(controller, costs, [1.0] * len(costs))
+        steps = follow(ThetaController(8, 64, 0.1, interval=interval), costs, [1.0] * len(costs))
         assert sorted({s.batch_size for s in steps}) == batches
 
 
 class TestDecay:
     def test_saturation_is_three_epochs_in_a_row_without_a_fall_by_a_tenth(self):
         costs = [10.0, 9.5, 9.2, 9.1, 8.0, 7.9, 7.8, 7.7, 7.6, 7.5, 7.4, -9.0, -9.1, -9.2, -9.3]
-        steps = follow(FixedBatch(8, 1.0, decay_at=Saturation(3, 0.1)), costs, [1.0] * len(costs))
-        decays = [n for n in range(1, len(steps)) if steps[n].lr < steps[n - 1].lr]
-        assert decays == [4, 8, 11, 15]
+        fixed = adaptive.FixedBatch(8, 1.0, decay_at=Saturation(3, 0.1))
+        steps = follow(fixed, costs, [1.0] * len(costs))
+        assert [n for n in range(1, len(steps)) if steps[n].lr < steps[n - 1].lr] == [4, 8, 11, 15]
 
 
 # Costs after 10.0 at w_0, and the largest batch (of 8 at first) that they may lead to.
@@ -180,8 +167,7 @@ class TestDivergence:
         with pytest.warns(DivergenceWarning, match=r"makes no progress or diverges") as warned:
             # θ is all but constant wherever the cost changes little.
             steps = follow(controller, costs, [5.0 + 0.01 * i for i in range(29)])
-        assert len(warned) == 1
-        assert max(s.batch_size for s in steps) <= largest
+        assert len(warned) == 1 and max(s.batch_size for s in steps) <= largest
         assert max(s.lr for s in steps) <= 0.1 * largest / 8
         assert steps[-1].diverging and not any(s.diverging for s in steps[:5])
 
@@ -226,8 +212,7 @@ class TestDivergence:
 
 class TestWarmUp:
     def test_path(self):
-        controller = ThetaController(8, 64, 0.5, warmup=4, warmup_from=0.1)
-        steps = with_thetas(controller, [1.0] * 7)
+        steps = with_thetas(ThetaController(8, 64, 0.5, warmup=4, warmup_from=0.1), [1.0] * 7)
         assert [s.lr_before for s in steps[:4]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
         assert [s.lr for s in steps[:4]] == pytest.approx([0.2, 0.3, 0.4, 0.5])
         assert [s.lr_before for s in steps[4:]] == [None] * 4
@@ -237,10 +222,8 @@ class TestWarmUp:
         assert [s.batch_size for s in steps] == [8] * 5 + [16] * 3
 
     def test_a_growth_within_it_scales_the_climb(self):
-        controller = ThetaController(8, 16, 0.5, warmup=4, interval=2)
-        steps = with_thetas(controller, curve(2, 5))
-        rates = [0.125, 0.25, 0.75, 1.0, 1.0, 1.0]
-        assert [s.lr for s in steps] == pytest.approx(rates)
+        steps = with_thetas(ThetaController(8, 16, 0.5, warmup=4, interval=2), curve(2, 5))
+        assert [s.lr for s in steps] == pytest.approx([0.125, 0.25, 0.75, 1.0, 1.0, 1.0])
 
 
 SCALES = [random.Random(7).uniform(4, 300) for _ in range(14)]
@@ -248,8 +231,8 @@ SCALES = [random.Random(7).uniform(4, 300) for _ in range(14)]
 
 def noise_driven():
     """`epoch` says which scale comes."""
-    decay = Saturation(2, 0.05)
-    controller = NoiseScaleBatch(8, 200, 0.1, lambda: SCALES[controller.epoch], decay_at=decay)
+    scale, decay = lambda: SCALES[controller.epoch], Saturation(2, 0.05)
+    controller = adaptive.NoiseScaleBatch(8, 200, 0.1, scale, decay_at=decay)
     controller.epoch = 0
     return controller
 
@@ -260,9 +243,9 @@ MAKERS = {
     "theta, all options": lambda: ThetaController(
         8, 100, 0.1, 1.5, 0.3, decay=0.2, decay_at=Saturation(2, 0.1), **WARMED
     ),
-    "fixed": lambda: FixedBatch(32, 0.1, decay_at=[4, 7], decay=0.5),
-    "linear": lambda: LinearScaling(256, 32, 0.1, decay_at=(6,)),
-    "every": lambda: ScheduledBatch(8, 64, 0.1, every=3, warmup=2),
+    "fixed": lambda: adaptive.FixedBatch(32, 0.1, decay_at=[4, 7], decay=0.5),
+    "linear": lambda: adaptive.LinearScaling(256, 32, 0.1, decay_at=(6,)),
+    "every": lambda: adaptive.ScheduledBatch(8, 64, 0.1, every=3, warmup=2),
     "noise": noise_driven,
 }
 
@@ -298,8 +281,7 @@ class TestSaving:
         assert len({(s.batch_size, s.lr) for s in whole}) > 1
         for cut in range(epochs + 1):
             before = MAKERS[name]()
-            first = go_on(before, 0, cut)
-            file = io.BytesIO()
+            first, file = go_on(before, 0, cut), io.BytesIO()
             torch.save(before.state_dict(), file)
             file.seek(0)
             after = MAKERS[name]()
@@ -312,7 +294,10 @@ class TestSaving:
         ("other", "message"),
         [
             (ThetaController(8, 64, 0.2), r"\(initial_lr 0.2, here 0.1\)"),
-            (ScheduledBatch(8, 64, 0.1, every=3), r"kind 'ScheduledBatch', here 'ThetaController'"),
+            (
+                adaptive.ScheduledBatch(8, 64, 0.1, every=3),
+                r"kind 'ScheduledBatch', here 'ThetaController'",
+            ),
         ],
     )
     def test_other_settings_are_refused_and_change_nothing(self, other, message):
@@ -359,7 +344,7 @@ class TestRefused:
             controller.observe(cost, parameters)
         # Numbers that are not finite are a result, parameters of another model a mistake.
         finite = math.isfinite(cost) and all(bool(p.isfinite().all()) for p in parameters)
-        assert isinstance(caught.value, DivergedError) == (not finite)
+        assert isinstance(caught.value, adaptive.DivergedError) == (not finite)
         assert frozen(controller) == before
         assert controller.observe(6.0, at(2.0)) == undisturbed.observe(6.0, at(2.0))
 
@@ -409,16 +394,13 @@ class TestDistance:
         now[2] = now[2].contiguous()
         assert StartingPoint(before).distance(now) == pytest.approx(wanted, rel=1e-6)
 
-    @pytest.mark.parametrize(
-        "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64]
-    )
+    @pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16, torch.double, torch.cfloat])
     @pytest.mark.parametrize("step", [2.0**-13, 2.0**9])
     def test_small_and_large_steps_of_every_type(self, dtype, step):
         before = torch.zeros(1000, dtype=dtype)
         # A power of two, which every type has.
         now = torch.full_like(before, step * 1j if dtype.is_complex else step)
-        distance = StartingPoint([before]).distance([now])
-        assert distance == pytest.approx(step * 1000**0.5, rel=1e-6)
+        assert StartingPoint([before]).distance([now]) == pytest.approx(step * 1000**0.5, rel=1e-6)
 
     def test_needs_no_second_copy(self):
         parameters = big()
@@ -486,7 +468,7 @@ class TestGroups:
     def test_a_scheduler_is_refused_before_anything_is_set(self):
         optimizer = self.optimizer(None, 0.01, lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-        with pytest.raises(SchedulerError, match=r"leave it out .* or set_lr"):
+        with pytest.raises(adaptive.SchedulerError, match=r"leave it out .* or set_lr"):
             set_lr(optimizer, 0.2)
         assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.01]
         optimizer.step()
@@ -505,6 +487,6 @@ class TestGroups:
         other.load_state_dict(optimizer.state_dict())
         for each in (optimizer, other):
             message = r"or another, sets the rates \(now 0.05, 0.005\)"
-            with pytest.raises(SchedulerError, match=message):
+            with pytest.raises(adaptive.SchedulerError, match=message):
                 set_lr(each, 0.5)
             assert float(each.param_groups[0]["lr"]) == pytest.approx(0.05)

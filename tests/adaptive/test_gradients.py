@@ -9,16 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.adaptive import (
-    DivergedError,
-    GradientNorm,
-    LossCheckError,
-    full_cost,
-    gradient_norms,
-    max_stable_batch,
-    noise_scale,
-    stable_batch,
-)
+from repro import adaptive
+from repro.adaptive import full_cost, gradient_norms, max_stable_batch, noise_scale, stable_batch
 from repro.datasets import TensorLoader
 
 
@@ -77,10 +69,12 @@ class TestNorms:
             assert norm.error == pytest.approx(error, rel=1e-12, nan_ok=True)
         total = nn.MSELoss(reduction="sum")  # of which the mean is meant
         assert gradient_norms(model, (x, y), sizes, batches=64, loss_fn=total, seed=5) == [
-            GradientNorm(norm.batch_size, *map(pytest.approx, (norm.mean, norm.error)))
+            adaptive.GradientNorm(norm.batch_size, *map(pytest.approx, (norm.mean, norm.error)))
             for norm in measured[:2]
         ] + [
-            GradientNorm(64, pytest.approx(measured[2].mean), pytest.approx(math.nan, nan_ok=True))
+            adaptive.GradientNorm(
+                64, pytest.approx(measured[2].mean), pytest.approx(math.nan, nan_ok=True)
+            )
         ]
         # Numpy's sizes are as good as Python's.
         scales = [noise_scale(model, (x, y), kind(8), **options) for kind in (int, np.int64)]
@@ -89,12 +83,10 @@ class TestNorms:
 
 class TestStableBatch:
     def test_ends_before_the_first_norm_that_is_lower(self):
-        norms = [GradientNorm(b, mean, 0.0) for b, mean in [(8, 2.0), (16, 1.9), (32, 1.7),
+        norms = [adaptive.GradientNorm(b, mean, 0.0) for b, mean in [(8, 2.0), (16, 1.9), (32, 1.7),
                                                             (64, 1.9), (128, 2.5)]]  # fmt: skip
-        assert stable_batch(norms) == 16
-        assert stable_batch(norms[::-1]) == 16
-        assert stable_batch(norms, 0.15) == 128
-        assert stable_batch(norms, 0.0) == 8
+        assert stable_batch(norms) == 16 and stable_batch(norms[::-1]) == 16
+        assert stable_batch(norms, 0.15) == 128 and stable_batch(norms, 0.0) == 8
         assert stable_batch(norms[:1], 0.0) == 8
 
 
@@ -165,7 +157,7 @@ class TestFullCost:
                 measure(model, data, size, loss_fn=F.mse_loss)
         with pytest.raises(ValueError, match="no norm to compare"):
             stable_batch([])
-        with pytest.raises(DivergedError, match="norms are not finite"):
+        with pytest.raises(adaptive.DivergedError, match="norms are not finite"):
             max_stable_batch(model, (x * math.nan, y), [2, 4], loss_fn=F.mse_loss)
 
 
@@ -176,16 +168,14 @@ def picture_loss(outputs, targets):
 def pictures(**options):
     generator = torch.Generator().manual_seed(3)
     images = torch.randint(256, (30, 1, 3, 2), generator=generator, dtype=torch.uint8)
-    targets = torch.randint(5, (30,), generator=generator)
-    return TensorLoader(images, targets, 7, seed=1, **options)
+    return TensorLoader(images, torch.randint(5, (30,), generator=generator), 7, seed=1, **options)
 
 
 class TestLoader:
     def test_gives_what_its_samples_give(self):
         loader = pictures()
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
-        batches = list(loader)
+        model, batches = nn.Sequential(nn.Flatten(), nn.Linear(6, 1)), list(loader)
         x = torch.cat([b[0] for b in batches]).flatten(1)
         y = torch.cat([b[1] for b in batches])[:, None].float()
         square, trace = one_by_one(model[1], x, y)
@@ -365,7 +355,7 @@ class TestCostsOfLosses:
             return F.cross_entropy(outputs[of(targets)], targets[of(targets)])
 
         y = torch.where(torch.arange(60) < 50, LABELS, -100)
-        with pytest.raises(LossCheckError, match=r"full_cost adds up mini-batches by"):
+        with pytest.raises(adaptive.LossCheckError, match=r"full_cost adds up mini-batches by"):
             full_cost(nn.Linear(8, 3), (torch.randn(60, 8), y), 15, loss_fn=loss)
 
     def test_of_a_loss_that_weighs_mini_batches_unlike_are_refused(self):
@@ -375,7 +365,7 @@ class TestCostsOfLosses:
         torch.manual_seed(0)
         x, y = torch.randn(24, 4, 3), torch.randint(3, (24, 4))
         y[:8, 1:], y[8:16, 2:] = -100, -100  # sorted by length: equally many in each mini-batch
-        with pytest.raises(LossCheckError, match=r"full_cost adds up mini-batches by"):
+        with pytest.raises(adaptive.LossCheckError, match=r"full_cost adds up mini-batches by"):
             full_cost(nn.Linear(3, 3), (x, y), 8, loss_fn=loss)
 
     def test_of_mini_batches_of_unequal_lengths_are_the_mean_over_all_elements(self):
@@ -401,7 +391,7 @@ class TestCostsOfLosses:
             full_cost(model, data, size)
         with torch.no_grad():
             model.weight[0, 0] = math.nan
-        with pytest.raises(DivergedError, match=r"parameters are not finite"):
+        with pytest.raises(adaptive.DivergedError, match=r"parameters are not finite"):
             full_cost(model, (data[0], LABELS), size)
 
 

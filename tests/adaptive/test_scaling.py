@@ -50,11 +50,9 @@ def test_the_model_against_counting(seed, processes):
     parts = model.breakdown(SCHEDULE, 90, processes)
     for part in PARTS:
         assert getattr(parts, part) == pytest.approx(wanted[part])
-    assert parts.total_s == pytest.approx(wanted["total_s"])
-    assert updates(SCHEDULE, 90) == steps
+    assert parts.total_s == pytest.approx(wanted["total_s"]) and updates(SCHEDULE, 90) == steps
     alone = counted(model, SCHEDULE, 90, 1)[0]["total_s"]
-    speedup = model.speedup(SCHEDULE, 90, processes)
-    assert speedup == pytest.approx(alone / wanted["total_s"])
+    assert model.speedup(SCHEDULE, 90, processes) == pytest.approx(alone / wanted["total_s"])
 
 
 def measured(model, points):
@@ -91,11 +89,9 @@ class TestFit:
         assert fitted.overlap == 1
 
     def test_of_one_process_knows_no_communication(self):
-        model = ScalingModel(0.2, 0.3)
-        fitted = ScalingModel.fit(measured(model, [(1, 1), (2, 1), (5, 1)]))
+        fitted = ScalingModel.fit(measured(ScalingModel(0.2, 0.3), [(1, 1), (2, 1), (5, 1)]))
         assert (fitted.sample_s, fitted.overhead_s) == pytest.approx((0.2, 0.3))
-        assert (fitted.latency_s, fitted.transfer_s) == (0, 0)
-        assert fitted.overlap == 1
+        assert (fitted.latency_s, fitted.transfer_s) == (0, 0) and fitted.overlap == 1
 
     def test_errors(self):
         same = [MeasuredStep(8, 2, 1.0), MeasuredStep(4, 1, 1.0)]

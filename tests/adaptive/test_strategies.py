@@ -5,13 +5,8 @@ import pytest
 import torch
 from test_controller import with_thetas as follow
 
-from repro.adaptive import (
-    DivergedError,
-    LinearScaling,
-    NoImprovement,
-    NoiseScaleBatch,
-    ScheduledBatch,
-)
+from repro import adaptive
+from repro.adaptive import DivergedError, LinearScaling, NoImprovement, NoiseScaleBatch
 from repro.adaptive.gradients import NoiseScale
 
 THETAS = [random.Random(2).uniform(-1, 3) for _ in range(12)]
@@ -40,7 +35,7 @@ def test_linear_scaling_climbs_with_every_iteration_of_five_epochs_as_goyals():
 
 def test_scheduled_batch():
     # Section VI-C's: 256 doubled after every 30 epochs, the rate as it was.
-    steps = follow(ScheduledBatch(256, 2048, 0.2, every=30), [1.0] * 120)
+    steps = follow(adaptive.ScheduledBatch(256, 2048, 0.2, every=30), [1.0] * 120)
     assert batches(steps) == [256] * 30 + [512] * 30 + [1024] * 30 + [2048] * 31
     assert set(rates(steps)) == {0.2}
 
@@ -103,19 +98,16 @@ class TestNoiseScaleBatch:
         """Of 40 trainings of 8 epochs, whose |G|² seems negative in one of four epochs."""
         draw, ends = random.Random(0), []
         for _ in range(40):
-            controller = NoiseScaleBatch(
-                16, 4096, 0.1, lambda: NoiseScale(160.0, 1 + 1.4 * draw.gauss(0, 1))
-            )
+            scale = lambda: NoiseScale(160.0, 1 + 1.4 * draw.gauss(0, 1))  # noqa: E731
+            controller = NoiseScaleBatch(16, 4096, 0.1, scale)
             controller.observe(10.0, [torch.zeros(1)])
             ends.append([controller.observe(9.0, [torch.ones(1)]) for _ in range(8)][-1].batch_size)
         # The largest not above the scale of 160 is 128.
         assert sum(64 <= end <= 256 for end in ends) >= 34 and max(ends) <= 1024
 
-    @pytest.mark.parametrize(
-        "scale", [math.nan, NoiseScale(math.nan, -1.0), NoiseScale(math.inf, 1.0)]
-    )
-    def test_a_scale_that_is_no_number_is_refused(self, scale):
-        controller = NoiseScaleBatch(8, 100, 0.1, lambda: scale)
+    @pytest.mark.parametrize("of", [(math.nan,), (math.nan, -1.0), (math.inf, 1.0)])
+    def test_a_scale_that_is_no_number_is_refused(self, of):
+        controller = NoiseScaleBatch(8, 100, 0.1, lambda: NoiseScale(*of) if of[1:] else of[0])
         before = controller.observe(10.0, [torch.zeros(1)])
         with pytest.raises(DivergedError, match=r"the noise scale after epoch 1 is NaN"):
             controller.observe(9.0, [torch.ones(1)])
@@ -148,8 +140,7 @@ class TestNoImprovement:
         assert stopped == stops(values, least, patience)
 
     def test_papers_rule_ends_a_slow_creep_after_50_epochs(self):
-        rule = NoImprovement()
-        creep = [30 + 0.001 * n for n in range(60)]
+        rule, creep = NoImprovement(), [30 + 0.001 * n for n in range(60)]
         assert [rule.observe(v) for v in creep] == [n >= 50 for n in range(60)]
         assert (rule.best, rule.best_epoch) == (30.0, 1)
 

@@ -11,28 +11,16 @@ from functools import partial
 from pathlib import Path
 
 import joined
+import pairs
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from pairs import (
-    answers,
-    assert_close,
-    assert_trained_alike,
-    described,
-    error_of,
-    parallel_of,
-    run_cases,
-    train,
-    weights_of,
-)
+from pairs import answers, assert_close, error_of, parallel_of, train, weights_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import prune
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
 
 from repro.adaptive import METHODS, DataParallel, LossCheckError, WholeStepError
@@ -339,9 +327,8 @@ class Tied(nn.Module):
 
 
 def sequence():
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(27, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 4)
-    )
+    layers = nn.Linear(27, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 4)
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
 def pruned():
@@ -596,13 +583,12 @@ def states(method, whose):
     for number in range(2):
         parallel.step(*batch(number))
     parallel.close()
-    return {"saved": saved, "loaded": loaded} | described(model, optimizer)
+    return {"saved": saved, "loaded": loaded} | pairs.described(model, optimizer)
 
 
 def unlike(method, rank, what):
     """Another model or option in the other process."""
-    model = make(0, Small)
-    options = {}
+    model, options = make(0, Small), {}
     if what == "shape" and rank:
         model.two = make(0, lambda: nn.Linear(16, 5))
     elif what == "frozen" and rank:
@@ -671,9 +657,8 @@ def without_last(method):
     """A layer that the last micro-batch does not use; the error and the weights."""
     model, x = make(0, Sometimes), torch.ones(8, 6, dtype=torch.float64)
     x[[2, 3, 6, 7]] = -1.0  # the last two of each process
-    parallel = parallel_of(
-        model, OPTIMIZERS["sgd"](list(model.parameters())), method, micro_batch=2
-    )
+    optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+    parallel = parallel_of(model, optimizer, method, micro_batch=2)
     error = error_of(parallel.step, x, torch.arange(8) % 4)
     parallel.close()
     return error, weights_of(model)
@@ -839,7 +824,7 @@ def amid(method, what):
     error = None
     if what == "hook":
         optimizer.register_step_pre_hook(clipping)
-        handle = register_optimizer_step_pre_hook(lambda *_: clipping(optimizer))
+        handle = optimizers.register_optimizer_step_pre_hook(lambda *_: clipping(optimizer))
         model.state_dict()
         handle.remove()
     elif what == "layout":
@@ -855,8 +840,7 @@ def amid(method, what):
 
 def bounded():
     model = nn.Sequential(nn.Linear(3, 3), nn.Embedding(5, 3, max_norm=1.0))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return error_of(parallel_of, model, optimizer, "all_to_all")
+    return error_of(parallel_of, model, torch.optim.SGD(model.parameters(), 0.1), "all_to_all")
 
 
 class Twice(Small):
@@ -889,8 +873,7 @@ def copies(method):
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    saved = torch.load(file, weights_only=False)
-    tensors = [weights_of(copied), weights_of(saved)]
+    tensors = [weights_of(copied), weights_of(torch.load(file, weights_only=False))]
     F.cross_entropy(copied(batch(2)[0]), batch(2)[1]).backward()
     tensors.append([p.grad for p in copied.parameters()])
     parallel.step(*batch(2))
@@ -958,7 +941,7 @@ def todo(rank):
 
 
 def work(rank, port, folder):
-    run_cases(rank, port, folder, todo)
+    pairs.run_cases(rank, port, folder, todo)
 
 
 @pytest.fixture(scope="module")
@@ -977,7 +960,7 @@ def compare(both, *key, tolerance=1e-12):
     wanted, found = function(None, *given, **options), []
     for method in methods:
         for answer in answers(both, method, *key):
-            assert_trained_alike(answer, wanted, tolerance)
+            pairs.assert_trained_alike(answer, wanted, tolerance)
             assert_close(answer.get("seen", []), wanted.get("seen", []), tolerance)
             found.append(answer)
     return wanted, found
@@ -1028,7 +1011,7 @@ def test_optimizers_that_look_at_all_parameters(both):
     optimizer = torch.optim.SGD(parameters, 0.1)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     check_in_parts(optimizer)
-    hook = register_optimizer_step_post_hook(lambda *_: None)  # of all optimizers
+    hook = optimizers.register_optimizer_step_post_hook(lambda *_: None)  # of all optimizers
     try:
         with pytest.raises(WholeStepError, match="a hook is called around the step of SGD"):
             check_in_parts(optimizer)
@@ -1113,7 +1096,7 @@ def test_mini_batches_of_any_form(both, kind):
 def test_losses_that_are_no_plain_mean_over_samples(both, name):
     wanted, _ = compare(both, "loss", name)
     compare(both, "loss, micro-batches", name)
-    assert_trained_alike(lost("all_to_all", name, 2), wanted)  # one process
+    pairs.assert_trained_alike(lost("all_to_all", name, 2), wanted)  # one process
 
 
 @pytest.mark.parametrize("name", UNEVEN)

@@ -52,10 +52,6 @@ def rows() -> tuple[Tensor, Tensor]:
     return torch.eye(3, 4), torch.arange(3)
 
 
-def similarities(outputs: Tensor, targets: Tensor) -> Tensor:
-    return ce(outputs @ outputs.T, targets)
-
-
 def bank(outputs: Tensor, targets: Tensor) -> Tensor:
     """Similarities with the batch and with 32 others, as of contrastive losses with a memory."""
     kept = torch.ones(32, 4)
@@ -74,21 +70,17 @@ def hardest(outputs: Tensor, targets: Tensor) -> Tensor:
     return ce(outputs, targets, reduction="none").topk(int(0.75 * len(targets))).values.mean()
 
 
-def neighbours(outputs: Tensor, targets: Tensor) -> Tensor:
-    return ce(outputs, targets) + (outputs[1:] - outputs[:-1]).square().mean()
-
-
 bce, ce = functional.binary_cross_entropy_with_logits, functional.cross_entropy
 NETWORKS = {
     "ResNet": (partial(build, "resnet18", width=8, num_classes=10), images, ce),
     "DenseNet": (partial(build, "densenet40", growth=4), images, ce),
     "U-Net": (partial(build, "unet", width=4, depth=2), masks, bce),
     "transformer": (Transformer, tokens, ce),
-    "similarities": (lambda: nn.Linear(4, 4), rows, similarities),
+    "similarities": (lambda: nn.Linear(4, 4), rows, lambda o, t: ce(o @ o.T, t)),
     "bank": (lambda: nn.Linear(4, 4), rows, bank),
     "others": (lambda: nn.Linear(4, 4), rows, others),
     "hardest": (lambda: nn.Linear(4, 4), rows, hardest),
-    "neighbours": (lambda: nn.Linear(4, 4), rows, neighbours),
+    "neighbours": (lambda: nn.Linear(4, 4), rows, lambda o, t: ce(o, t) + o.diff(dim=0).norm()),
 }
 
 
@@ -240,8 +232,7 @@ def test_seconds_are_those_that_were_measured():
     divided = told("accumulation", 32)
     assert divided.settings["micro_batch"] < 10
     assert divided.seconds == pytest.approx(3 * 32 + 1, rel=1e-2)
-    slow_few = fixed_speed(forward=6.0, backward=12.0)
-    assert told("mbs", 32, slow_few).slowdown > 1.1
+    assert told("mbs", 32, fixed_speed(forward=6.0, backward=12.0)).slowdown > 1.1
     recomputed = told("checkpointing", 8)
     assert 25 + 4 < recomputed.seconds <= 25 + 8 + 1e-6  # at most the forward pass once more
     plenty = told("outofcore", 8)
@@ -252,8 +243,7 @@ def test_seconds_are_those_that_were_measured():
         streamed = told(method, 32, speed)
         count = -(-32 // streamed.settings["micro_batch"])
         assert streamed.seconds == pytest.approx(3 * 32 + 1 + 3 + (count - 1) * each)
-    elsewhere = told("mbs", 32, speed, device="cuda").seconds
-    assert elsewhere == pytest.approx(divided.seconds, rel=1e-2)
+    assert told("mbs", 32, speed, device="cuda").seconds == pytest.approx(divided.seconds, rel=1e-2)
 
 
 @pytest.mark.slow
@@ -359,11 +349,8 @@ class Listed(nn.Linear):
 
 def test_tensors_that_the_model_does_not_have():
     """Losses and models may use them, but neither train nor change them."""
-    weight, norm, example = (
-        torch.ones(3),
-        nn.BatchNorm1d(3, affine=False),
-        (torch.eye(3), torch.arange(3)),
-    )
+    weight, norm = torch.ones(3), nn.BatchNorm1d(3, affine=False)
+    example = torch.eye(3), torch.arange(3)
     losses = partial(ce, weight=weight), lambda o, t: ce(o, t, weight)
     for loss in losses:
         own = Workload.of(Listed(3, 3), example=example, loss_fn=loss)
@@ -390,8 +377,7 @@ def test_recurrent_networks_and_layers_that_no_step_uses():
     torch.manual_seed(0)
     example = tuple(part[:, :16] for part in tokens())
     own = Workload.of(Recurrent(), example=example, optimizer="adam")
-    told = predict(own, "undivided", BATCH, PLENTY)
-    parts = own.built(BATCH, "cpu")
+    told, parts = predict(own, "undivided", BATCH, PLENTY), own.built(BATCH, "cpu")
     with OutOfCore(PLENTY, model=parts.model, optimizer=parts.optimizer) as block:
         for _ in range(3):
             parts.step()
@@ -413,8 +399,7 @@ class Several(nn.Conv2d):
 def test_models_of_several_outputs_and_such_as_compute_when_they_are_made():
     own = Workload.of(Several(3, 5, 3), image=8, loss_fn=nn.CrossEntropyLoss(torch.ones(5)))
     parts = own.built(2, "cpu")
-    outputs = parts.model(parts.inputs)
-    wanted = sum(ce(output, parts.targets) for output in outputs.values())
+    wanted = sum(ce(output, parts.targets) for output in parts.model(parts.inputs).values())
     assert parts.forward() == wanted and predict(own, "mbs", 9, PLENTY).fits
     assert Workload.of("torchvision/regnet_y_400mf", image=32).samples(2)[0].shape == (2, 3, 32, 32)
 

@@ -9,16 +9,9 @@ from dataset_files import class_files, encode, mask_files, random_image, write, 
 from PIL import Image
 from scipy.io import savemat
 
-from repro import paths
+from repro import datasets, paths
 from repro._torchvision import torchvision
-from repro.datasets import (
-    CorruptDatasetError,
-    DatasetError,
-    DatasetNotFoundError,
-    Split,
-    download,
-    load,
-)
+from repro.datasets import CorruptDatasetError, DatasetError, DatasetNotFoundError, download, load
 from repro.measure.files import cache_folder
 
 
@@ -111,8 +104,7 @@ def test_search_order(tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_DATA", str(places[1]))
     for count, place in zip((1, 2, 3), places, strict=True):
         write(place, class_files(per_class=count))
-    assert len(load("flowers5", places[0]).train) == 2
-    assert len(load("flowers5").train) == 4
+    assert len(load("flowers5", places[0]).train) == 2 and len(load("flowers5").train) == 4
     monkeypatch.delenv("REPRO_DATA")
     assert len(load("flowers5").train) == 6
 
@@ -151,14 +143,12 @@ def test_not_found_says_what_where_and_the_ways_out(tmp_path, monkeypatch, name,
 def test_download_writes_to_the_root_given_and_reports(tmp_path, monkeypatch):
     write(tmp_path, class_files())
     report = download(root=tmp_path)
-    assert report["flowers5"].startswith("present")
-    assert "network is closed" in report["cifar10"]
+    assert report["flowers5"].startswith("present") and "network is closed" in report["cifar10"]
     assert "Kaggle" in report["carvana"] and "image-net.org" in report["imagenet"]
     assert list(download(["digits"])) == ["digits"]
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: nullcontext())
-    monkeypatch.setattr(
-        "repro.datasets.sources.fetch", lambda name, root: write(root, class_files(name))
-    )
+    fetch = lambda name, root: write(root, class_files(name))  # noqa: E731
+    monkeypatch.setattr("repro.datasets.sources.fetch", fetch)
     data = load("cifar10", tmp_path / "new")
     assert (tmp_path / "new" / "cifar10.tar.xz").is_file() and len(data.train) == 6
     assert data.record_name == "cifar10-jpeg" and "recompressed" in data.provenance
@@ -186,16 +176,14 @@ def test_digits():
     data = load("digits")
     assert data.train.images.shape[1:] == (1, 8, 8) and len(data.train) + len(data.test) == 1797
     for split, share in ((data.train, 0.8), (data.test, 0.2)):
-        counts = torch.bincount(split.labels)
-        assert ((counts / 1797 - share / 10).abs() < 0.003).all()
+        assert ((torch.bincount(split.labels) / 1797 - share / 10).abs() < 0.003).all()
     assert load("digits").fingerprint == data.fingerprint
     assert load("digits", image_size=16).train.images.shape[1:] == (1, 16, 16)
 
 
 @pytest.mark.parametrize(("count", "of"), [(9992, 10_000), (9999, 10_000), (199_990, 200_000)])
 def test_nearly_all_samples_at_even_distances(count, of):
-    whole = Split(torch.zeros(of, 1, 1, 1), torch.arange(of))
-    kept, left = whole.parted(count)
+    kept, left = datasets.Split(torch.zeros(of, 1, 1, 1), torch.arange(of)).parted(count)
     assert kept.labels.unique().numel() == len(kept) == count and len(left) == of - count
 
 

@@ -38,8 +38,7 @@ def member(name: str = IMAGE, size: int = 0, **values: object) -> tarfile.TarInf
 def refused() -> Iterator[tuple[str, bytes, bytes, str]]:
     """Yield names, raw tar blocks before the end of a good archive, the end, and what is said."""
     end, image = bytes(1024), encode(random_image(5))
-    padded = image + bytes(-len(image) % 512)
-    first = next(iter(class_files()))
+    padded, first = image + bytes(-len(image) % 512), next(iter(class_files()))
     for kind, code in (("symbolic link", tarfile.SYMTYPE), ("hard link", tarfile.LNKTYPE),
                        ("device", tarfile.CHRTYPE), ("FIFO", tarfile.FIFOTYPE)):  # fmt: skip
         yield kind, member(type=code, linkname=first).tobuf(), end, "a link or a device"

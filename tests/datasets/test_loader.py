@@ -9,9 +9,8 @@ from torch.nn import functional
 from repro.datasets import Ahead, PatchLoader, TensorLoader, channel_statistics, load, noisy
 
 N, HEIGHT, WIDTH = 37, 9, 11
-IMAGES = torch.from_numpy(
-    np.random.default_rng(0).integers(0, 256, (N, 3, HEIGHT, WIDTH), np.uint8)
-)
+SHAPE = N, 3, HEIGHT, WIDTH
+IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8))
 LABELS = torch.arange(N)  # each label names its image
 MASKS = IMAGES[:, 0] // 3  # a function of the image, pixel by pixel
 MOVED = {"padding": 2, "flip": True}
@@ -31,8 +30,7 @@ def test_batches_cover_the_data_once(batch_size):
     loader = raw(LABELS, batch_size)
     full, rest = divmod(N, batch_size)
     sizes = [len(y) for _, y in loader]
-    assert sizes == [batch_size] * full + [rest] * (rest > 0)
-    assert len(sizes) == len(loader)
+    assert sizes == [batch_size] * full + [rest] * (rest > 0) and len(sizes) == len(loader)
     pixels, seen = epoch(loader)
     assert len(seen.unique()) == len(seen) == sum(sizes)
     assert torch.allclose(pixels * 255, IMAGES[seen].float(), atol=1e-3)

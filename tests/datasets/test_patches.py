@@ -50,10 +50,8 @@ def test_patches_by_brute_force(scale, augment, crop):
             ]
             (which,) = (i for i, found in enumerate(same) if found)
             ((number, top, left),) = same[which]
-            wanted = targets[number, :, scale * top :, scale * left :]
-            assert torch.equal(
-                [*symmetries(large)][which], wanted[:, : scale * PATCH, : scale * PATCH]
-            )
+            wanted, side = targets[number, :, scale * top :, scale * left :], scale * PATCH
+            assert torch.equal([*symmetries(large)][which], wanted[:, :side, :side])
             numbers.append(number)
             corners.add((top, left))
             counts[which] += 1
@@ -84,10 +82,8 @@ def test_what_an_epoch_depends_on():
 
 @pytest.mark.gpu
 def test_an_epoch_is_the_same_on_an_accelerator_and_waits_at_its_start_alone(device, no_waits):
-    here, there = (
-        PatchLoader(*pairs(2), 2, patch=PATCH, augment=True, device=where)
-        for where in ("cpu", device)
-    )
+    options = {"patch": PATCH, "augment": True}
+    here, there = (PatchLoader(*pairs(2), 2, device=at, **options) for at in ("cpu", device))
     batches = iter(there)
     with no_waits():
         made = list(batches)
@@ -125,8 +121,7 @@ def test_low_resolution_as_pil_shrinks_it(scale):
 
 def test_noise():
     grey = torch.full((40, 1, 64, 64), 128, dtype=torch.uint8)
-    before = torch.get_rng_state()
-    noise = noisy(grey, 0.1, 5)
+    before, noise = torch.get_rng_state(), noisy(grey, 0.1, 5)
     assert torch.equal(torch.get_rng_state(), before)
     gap = noise.float() - 128
     # Rounding adds a variance of a twelfth.

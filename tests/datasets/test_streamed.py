@@ -78,8 +78,7 @@ def test_mini_batches_and_evaluation_are_those_of_memory(both, samples):
     }
     assert low_precision(config) is None
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
-    share = Share(torch.tensor([3, 0, 7, 5]), 3, 8, 1)
-    found = []
+    share, found = Share(torch.tensor([3, 0, 7, 5]), 3, 8, 1), []
     for data in both:
         images = TrainingData(config, data, "cpu")
         found.append((list(images(share)), images.evaluation(config, "cpu")))

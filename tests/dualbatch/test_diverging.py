@@ -10,14 +10,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainings import SYNCS, TIMES, Recorder, make_data, same, train
 
-from repro.dualbatch import (
-    CheckpointError,
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    NonFiniteError,
-    ParameterServer,
-    Stage,
-)
+from repro import dualbatch
+from repro.dualbatch import CheckpointError, NonFiniteError, ParameterServer
 from repro.dualbatch.checks import not_finite
 from repro.measure import load_checkpoint, save_checkpoint
 
@@ -44,8 +38,7 @@ class TestTrainings:
     @pytest.mark.slow
     @pytest.mark.parametrize("options", SYNCS)
     def test_a_bad_value_is_named_where_it_was_seen_first(self, options, tmp_path):
-        whole = train(data=Poisoned(), **options)
-        path = tmp_path / "training.pt"
+        whole, path = train(data=Poisoned(), **options), tmp_path / "training.pt"
         for number, step, value in [(0, 1, NAN), (10, 2, -INF)]:
             path.unlink(missing_ok=True)
             data, ended = Poisoned(number, step, value), []
@@ -58,8 +51,7 @@ class TestTrainings:
             assert f"(worker {commit.worker}, epoch {epoch}, step {step} of its" in str(error)
             assert len(data.shares) == number + 1  # no other share was begun
             # What stood before stands, and a training without the bad value goes on from it.
-            assert len(ended) == number // 3
-            assert path.exists() == (number >= 3)
+            assert len(ended) == number // 3 and path.exists() == (number >= 3)
             assert same(train(data=Poisoned(), checkpoint=path, **options).state, whole.state)
 
     @pytest.mark.parametrize("what", ["weight", "buffer"])
@@ -78,7 +70,7 @@ class TestTrainings:
                 return outputs + (outputs - outputs.detach()).abs().sum().sqrt()  # slope of 0/0
 
         name = "seen" if what == "buffer" else "linear.weight"
-        plan = DualBatchPlan(TIMES, 1.0, 0, 3, 60, None, 20, 0, 20, 1.0)
+        plan = dualbatch.DualBatchPlan(TIMES, 1.0, 0, 3, 60, None, 20, 0, 20, 1.0)
         with pytest.raises(NonFiniteError, match=rf"'{name}' is not finite after") as caught:
             train(plan, model_fn=Net)
         assert (caught.value.worker, caught.value.epoch, caught.value.step) == (0, 1, 1)
@@ -94,7 +86,7 @@ class TestTrainings:
             data=(images.half(), torch.full((60,), 100.0).half()),
             loss_fn=functional.mse_loss,  # near 1e4: ten times that is beyond the type
             optimizer_fn=torch.optim.SGD,
-            schedule=CyclicProgressiveSchedule([Stage(1, 1e-6)]),
+            schedule=dualbatch.CyclicProgressiveSchedule([dualbatch.Stage(1, 1e-6)]),
         )
         assert result.history[0].train_loss == pytest.approx(1e4, rel=0.05)
 

@@ -4,45 +4,23 @@ from functools import partial
 
 import pytest
 import torch
+import trainings
 from torch import nn
 from torch.nn import functional
-from trainings import (
-    SAMPLES,
-    SYNCS,
-    TIMES,
-    Recorder,
-    Stop,
-    make_data,
-    make_model,
-    make_plan,
-    resumed,
-    same,
-    train,
-    without_wall_time,
-)
+from trainings import SYNCS, Recorder, make_data, make_plan, resumed, same, train, without_wall_time
 
-from repro.dualbatch import (
-    CheckpointError,
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    Stage,
-    SubStage,
-)
+from repro.dualbatch import CheckpointError, CyclicProgressiveSchedule, Stage, SubStage
+from repro.dualbatch import DualBatchPlan as Plan
 from repro.measure import TimeModel, load_checkpoint, save_checkpoint
 
 GTX_1080 = TimeModel(5.6607e-4, 0.0140412)
 WHERE = ["on_epoch", "evaluate", "evaluate"]  # a training is interrupted
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam
-EQUAL = DualBatchPlan(TIMES, 1.0, 2, 2, 40, 10, 10, 10, 10, 0.5)  # factors differ, shares do not
+EQUAL = Plan(trainings.TIMES, 1.0, 2, 2, 40, 10, 10, 10, 10, 0.5)  # factors differ, shares do not
 
 
 def make_double():
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def one_by_one(share):
-    """As many numbers as the share has samples."""
-    return ((x, x) for x in torch.ones(len(share.indices), 1).split(share.batch_size))
 
 
 def test_bsp_of_equal_batches_averages_gradients():
@@ -72,8 +50,7 @@ def test_bsp_of_equal_batches_averages_gradients():
 
 @pytest.mark.parametrize(("workers", "samples"), [((1, 3), 480), ((2, 1), 61)])
 def test_shares_of_a_pass_are_the_data(workers, samples):
-    plan = make_plan(*workers, samples=samples)
-    data = Recorder(samples)
+    plan, data = make_plan(*workers, samples=samples), Recorder(samples)
     train(plan, data=data, sync="bsp", count=3)
     passes = [data.shares[i : i + plan.n] for i in range(0, len(data.shares), plan.n)]
     orders = []
@@ -82,8 +59,7 @@ def test_shares_of_a_pass_are_the_data(workers, samples):
         assert abs(len(indices) - samples) < plan.n
         counts = indices.bincount(minlength=samples)
         # Each once, but for what rounding adds or leaves.
-        assert int((counts != 1).sum()) == abs(len(indices) - samples)
-        assert counts.max() <= 2
+        assert int((counts != 1).sum()) == abs(len(indices) - samples) and counts.max() <= 2
         assert all(len(share.indices.unique()) == len(share.indices) for share in shares)
         orders.append(indices.tolist())
         sizes = sorted((len(share.indices), share.batch_size) for share in shares)
@@ -98,8 +74,9 @@ class TestClock:
     def test_small_and_large_workers_end_together(self):
         # A plan of the paper; nothing is trained but one weight.
         n_small = 3
-        plan = DualBatchPlan.solve(GTX_1080, 1.1, n_small, 4 - n_small, 500, 50_000, "floor")
-        options = {"model_fn": lambda: nn.Linear(1, 1), "data": one_by_one}
+        plan = Plan.solve(GTX_1080, 1.1, n_small, 4 - n_small, 500, 50_000, "floor")
+        ones = lambda of: ((x, x) for x in torch.ones(len(of.indices), 1).split(of.batch_size))  # noqa: E731
+        options = {"model_fn": lambda: nn.Linear(1, 1), "data": ones}
         result = train(plan, loss_fn=functional.mse_loss, count=3, **options)
         small, large = plan.time_of("small"), plan.time_of("large")
         assert small == pytest.approx(large, rel=0.01)
@@ -225,7 +202,7 @@ OTHER_FUNCTIONS = {
 class TestResume:
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        ("options", "where", "at"), list(zip(SYNCS, WHERE, (2, 1, 3), strict=True))
+        ("options", "where", "at"), [*zip(SYNCS, WHERE, (2, 1, 3), strict=True)]
     )
     def test_equals_one_never_interrupted(self, options, at, where, tmp_path):
         # Commits of the worker with a slow machine's plan come late, so that states are stale.
@@ -236,25 +213,23 @@ class TestResume:
         def evaluate(model):
             return {"sum": float(sum(p.detach().sum() for p in model.parameters()))}
 
-        whole = train(evaluate=evaluate, **options)
-        calls = []
+        whole, calls = train(evaluate=evaluate, **options), []
 
         def stop(argument):
             calls.append(argument)
             if len(calls) == at:
-                raise Stop
+                raise trainings.Stop
             return evaluate(argument) if where == "evaluate" else None
 
         stopping = {"evaluate": evaluate} | {where: stop}
-        with pytest.raises(Stop):
+        with pytest.raises(trainings.Stop):
             train(checkpoint=path, **stopping, **options)
         # An epoch is told of once its checkpoint stands, and so never twice.
         done = at if where == "on_epoch" else at - 1
         assert path.exists() == (done > 0)
         ended = []
         resumed = train(checkpoint=path, evaluate=evaluate, on_epoch=ended.append, **options)
-        assert same(resumed.state, whole.state)
-        assert resumed.log == whole.log
+        assert same(resumed.state, whole.state) and resumed.log == whole.log
         assert without_wall_time(resumed) == without_wall_time(whole)
         assert [entry.epoch for entry in ended] == list(range(done + 1, 5))
         walls = [entry.wall_time_s for entry in resumed.history]
@@ -314,8 +289,7 @@ class TestResume:
         what, make, one, other, named = OTHER_FUNCTIONS[name]
         path = tmp_path / "training.pt"
         whole = train(checkpoint=path, count=1, **{what: make(one)})
-        again = train(checkpoint=path, count=1, **{what: make(one)})
-        assert same(again.state, whole.state)
+        assert same(train(checkpoint=path, count=1, **{what: make(one)}).state, whole.state)
         message = rf"is of another training: ({named})(, \S+)* differ; give the same"
         with pytest.raises(CheckpointError, match=message):
             train(checkpoint=path, count=1, **{what: make(other)})
@@ -358,7 +332,8 @@ class TestSettings:
         sub_stages = [SubStage(4, 0.3, large), SubStage(6, 0.5)]
         schedule = CyclicProgressiveSchedule([Stage(2, 0.1), Stage(2, 0.01)], sub_stages)
         options = {"schedule": schedule, "optimizer_fn": optimizer_fn}
-        result = train(small, model_fn=lambda: Watched(*make_model()), sync="bsp", **options)
+        options["model_fn"] = lambda: Watched(*trainings.make_model())
+        result = train(small, sync="bsp", **options)
         assert rates == [0.1] * 4 + [0.01] * 4
         assert {(shape[2], p) for _, shape, p in Watched.seen} == {(4, 0.3), (6, 0.5)}
         assert all(training for training, _, _ in Watched.seen)
@@ -394,7 +369,7 @@ class TestSettings:
             assert commit.factor == schedule[commit.iteration].plan.factor_of(kind)
             now = schedule.at_progress(commit.pulled / low.n).plan
             assert share.batch_size == now.batch_of(kind)
-        assert all(sorted(found) == list(range(SAMPLES)) for found in passes.values())
+        assert all(sorted(found) == list(range(trainings.SAMPLES)) for found in passes.values())
 
 
 class TestFollow:
@@ -411,8 +386,7 @@ class TestFollow:
             assert not same(one.state, other.state)
         for result in (one, other):
             followed = train(plan, follow=result.log, **options)
-            assert same(followed.state, result.state)
-            assert followed.log == result.log
+            assert same(followed.state, result.state) and followed.log == result.log
             assert without_wall_time(followed) == without_wall_time(result)
 
     @pytest.mark.parametrize(

@@ -8,16 +8,8 @@ import torch
 from torch import nn
 from trainings import TIMES, epochs, make_data, make_model, make_plan, same, train
 
-from repro.dualbatch import (
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    ParameterServer,
-    Recipe,
-    Stage,
-    SubStage,
-    largest_k,
-    set_dropout,
-)
+from repro import dualbatch
+from repro.dualbatch import CyclicProgressiveSchedule, ParameterServer, Recipe, Stage, SubStage
 from repro.dualbatch.cluster import RayEngine
 from repro.dualbatch.engines import Job
 
@@ -29,7 +21,7 @@ NO_WHOLES = [*NO_NUMBERS, INF, 2.5, np.float64(3), -1, np.int64(-2), -(10**30)]
 
 
 def solve(**given):
-    return DualBatchPlan.solve(
+    return dualbatch.DualBatchPlan.solve(
         **({"time_model": TIMES, "k": 1.1, "n_small": 2, "n_large": 1, "large_batch": 10,
             "samples": 60} | given)
     )  # fmt: skip
@@ -55,7 +47,7 @@ WHOLES = {
     "solve n_small": (lambda v: solve(n_small=v), 0, False),
     "solve large_batch": (lambda v: solve(large_batch=v), 2, False),
     "solve samples": (lambda v: solve(samples=v), 3, False),
-    "largest_k large_batch": (lambda v: largest_k(TIMES, 1, 1, v), 1, False),
+    "largest_k large_batch": (lambda v: dualbatch.largest_k(TIMES, 1, 1, v), 1, False),
     "epochs": (lambda v: schedule((v, 0.1)), 1, False),
     "resolution": (lambda v: schedule(sub=(v,)), 1, True),
     "warmup_epochs": (lambda v: schedule(warmup_epochs=v), 0, False),
@@ -70,7 +62,8 @@ NUMBERS = {
     "lr": (lambda v: schedule((4, v)), (0, -0.1, INF, 10**400), (0.1, 1, np.float32(0.1)), False),
     "dropout": (lambda v: schedule(sub=(8, v)), (-0.1, 1, 1.5, INF), (0, 0.5, np.float16(0.5)),
                 True),
-    "set_dropout": (lambda v: set_dropout(nn.Dropout(), v), (-0.1, 1, INF), (0, 0.5), False),
+    "set_dropout": (lambda v: dualbatch.set_dropout(nn.Dropout(), v), (-0.1, 1, INF), (0, 0.5),
+                    False),
     "factor": (lambda v: pulled().push(0, 0, STATE, v), (0, -1.0, INF), (1, np.float16(2)), False),
     "cpus_per_worker": (lambda v: engine(cpus_per_worker=v), (0, -1, INF), (1, 0.5), True),
 }  # fmt: skip

@@ -50,8 +50,7 @@ def by_hand(result, shares, optimizer_fn, kept):
             optimizers[commit.worker] = optimizer_fn(model.parameters(), 0.1)
         optimizer = optimizers[commit.worker]
         # Who comes first in an epoch takes the setting of the next one.
-        rate = rates[min(3, -(-commit.pulled // PLAN.n))]
-        wanted = optimizer_fn(model.parameters(), rate)
+        wanted = optimizer_fn(model.parameters(), rates[min(3, -(-commit.pulled // PLAN.n))])
         optimizer.param_groups[0]["lr"] = wanted.param_groups[0]["lr"]
         with torch.random.fork_rng():
             torch.manual_seed(share.seed)
@@ -61,8 +60,7 @@ def by_hand(result, shares, optimizer_fn, kept):
                 optimizer.step()
         merged = {}
         for name, new in model.state_dict().items():
-            now = states[-1][name]
-            weight = commit.factor / (1 + commit.factor)
+            now, weight = states[-1][name], commit.factor / (1 + commit.factor)
             whole = not new.is_floating_point()
             merged[name] = now + new - pulled[name] if whole else now.lerp(new, weight)
         states.append(merged)
@@ -101,11 +99,9 @@ class Passing(Wrapping):
         self.inner[0].load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("options", "optimizer_fn"), list(zip(SYNCS, [None, adam, Passing], strict=True))
-)
-def test_a_checkpoint_goes_on_with_it(options, optimizer_fn, tmp_path):
-    options = options | {"optimizer_fn": optimizer_fn, "plan": PLAN}
+@pytest.mark.parametrize(("options", "make"), [*zip(SYNCS, [None, adam, Passing], strict=True)])
+def test_a_checkpoint_goes_on_with_it(options, make, tmp_path):
+    options = options | {"optimizer_fn": make, "plan": PLAN}
     path = tmp_path / "training.pt"
     resumed(path, 2, **options)
     with pytest.raises(CheckpointError, match="optimizer_state differ"):

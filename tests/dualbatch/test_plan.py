@@ -77,8 +77,7 @@ class TestPapersTables:
             for a in (1.0, 3e-4):  # only b / a matters
                 times = TimeModel(a, a * ratio)
                 plan = solve(1.05, n_small, 4 - n_small, large_batch, samples, times=times)
-                expected = small_batches[n_small - 1] if n_small else None
-                assert plan.small_batch == expected
+                assert plan.small_batch == (small_batches[n_small - 1] if n_small else None)
                 assert (plan.small_samples, plan.large_samples) == shares[n_small]
                 times = [plan.time_of(kind) for kind in set(plan.kinds)]
                 assert max(times) <= 1.01 * min(times)
@@ -111,8 +110,8 @@ class TestEquations:
             assert seconds(high) <= target * (1 + 1e-6)
             assert low < 1 or seconds(low) >= target * (1 - 1e-6)
             assert 1 <= plan.small_batch < large_batch
-            expected = plan.small_samples / plan.large_samples if n_large else 1.0
-            assert plan.update_factor == expected
+            factor = plan.small_samples / plan.large_samples if n_large else 1.0
+            assert plan.update_factor == factor
 
     def test_largest_k_by_search(self):
         rng = random.Random(5)

@@ -44,8 +44,7 @@ class TestPapersTables:
             row = (stage + 1, sub + 1, pairs[stage][1], of.resolution, of.dropout, of.plan)
             expected += [row] * (end - start)
         found = [(s.stage, s.sub_stage, s.lr, s.resolution, s.dropout, s.plan) for s in schedule]
-        assert found == expected
-        assert [s.epoch for s in schedule] == list(range(1, ends[-1] + 1))
+        assert found == expected and [s.epoch for s in schedule] == list(range(1, ends[-1] + 1))
 
     def test_warm_up_of_section_5_1_3(self):
         pairs = [(80, 0.1), (40, 0.02), (20, 0.004)]

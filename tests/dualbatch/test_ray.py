@@ -59,9 +59,8 @@ def started():
         stack.enter_context(connected(None, {"CPU": 16, "GPU": 0}, 0))  # in name
         yield
     # The run's token does not stay behind.
-    assert {k: v for k, v in os.environ.items() if "AUTH" in k} == {
-        k: v for k, v in before.items() if "AUTH" in k
-    }
+    now, old = ({k: e[k] for k in e if "AUTH" in k} for e in (os.environ, before))
+    assert now == old
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     ray.cloudpickle.unregister_pickle_by_value(trainings)
 
@@ -76,8 +75,7 @@ def run(**options):
     assert [c.number for c in result.log] == list(range(plan.n * count))
     assert [entry.epoch for entry in result.history] == list(range(1, count + 1))
     times = [c.time_s for c in result.log]
-    assert times == sorted(times)
-    assert math.isnan(result.history[-1].virtual_time_s)
+    assert times == sorted(times) and math.isnan(result.history[-1].virtual_time_s)
     assert result.history[-1].wall_time_s >= times[-1] > 0
     return result
 
@@ -337,8 +335,7 @@ class TestRuns:
 
         seen = []  # each process has its own
         result = run(data=data, count=6)
-        assert mark.exists()
-        assert same(follow(result, count=6).state, result.state)
+        assert mark.exists() and same(follow(result, count=6).state, result.state)
 
     def test_a_small_cluster(self, started):
         with pytest.raises(ClusterError, match=r"the workers need 18 CPU, the cluster has 16; add"):

@@ -75,10 +75,8 @@ class TestMergeRules:
             "conference": lambda w, pushed, pulled: ((2 - f) * w + f * pushed) / 2,
             "delta": lambda w, pushed, pulled: w + f * (pushed - pulled),
         }
-        rule = rules[merge or "journal"]
-        start = make_state()
-        server = ParameterServer(start, 2, merge=merge)
-        w = arrays(start)
+        rule, start = rules[merge or "journal"], make_state()
+        server, w = ParameterServer(start, 2, merge=merge), arrays(start)
         first, second = server.pull(0), server.pull(1)
         assert close(first.state, w)
         pulled = arrays(second.state)
@@ -146,8 +144,7 @@ class TestMergeRules:
             for name in ("weight", "mean"):
                 w[name] = sum(f * p[name] for f, p in zip(factors, kept, strict=True)) / 1.75
             w["count"] = w["count"] + sum(1 + 3 * number + i for i in range(3))
-            assert close(server.state, w)
-            assert server.version == 3 * (number + 1)
+            assert close(server.state, w) and server.version == 3 * (number + 1)
 
     def test_the_order_of_commits_in_a_round_changes_no_bit(self):
         states = []
@@ -183,11 +180,10 @@ class TestSynchronisation:
         server.pull(0)
 
     @pytest.mark.parametrize(("seed", "merge"), list(enumerate(AT_EACH_COMMIT)))
-    @pytest.mark.parametrize(
-        ("one", "other"), [(("bsp", None), ("ssp", 0)), (("asp", None), ("ssp", INF))]
-    )
-    def test_the_ends_of_ssp(self, one, other, merge, seed):
-        servers = [ParameterServer(make_state(), 3, *sync, merge) for sync in (one, other)]
+    @pytest.mark.parametrize(("sync", "staleness"), [("bsp", 0), ("asp", INF)])
+    def test_the_ends_of_ssp(self, sync, staleness, merge, seed):
+        ends = ((sync, None), ("ssp", staleness))
+        servers = [ParameterServer(make_state(), 3, *end, merge) for end in ends]
         for server in servers:
             rng = random.Random(seed)
             for _ in range(24):
@@ -196,8 +192,7 @@ class TestSynchronisation:
                         server.pull(worker)
                 push(server, rng.choice(sorted(server.pulls)))
         orders = [[(c.worker, c.iteration, c.factor) for c in server.log] for server in servers]
-        assert orders[0] == orders[1]
-        assert close(servers[0].state, arrays(servers[1].state))
+        assert orders[0] == orders[1] and close(servers[0].state, arrays(servers[1].state))
         assert servers[0].version == servers[1].version == 24
 
 

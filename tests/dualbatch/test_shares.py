@@ -12,38 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import trainings
 from torch import nn
 from torch.nn import functional
-from trainings import (
-    SAMPLES,
-    SYNCS,
-    TIMES,
-    Centre,
-    Recorder,
-    epochs,
-    interrupt,
-    make_data,
-    make_model,
-    make_plan,
-    resumed,
-    same,
-    train,
-)
+from trainings import SAMPLES, SYNCS, TIMES, Centre, make_data, make_model, make_plan, same, train
 
-from repro.dualbatch import (
-    CheckpointError,
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    Share,
-    Stage,
-    SubStage,
-)
+from repro import dualbatch
+from repro.dualbatch import CheckpointError, CyclicProgressiveSchedule, Stage, SubStage
 from repro.dualbatch.shares import batches_of
 from repro.dualbatch.worker import Recipe, Worker
 from repro.measure import load_checkpoint
 
 PLAN = replace(make_plan(1, 1), small_samples=25, large_samples=35, small_batch=4)
-ONE = DualBatchPlan(TIMES, 1.0, 0, 1, 25, None, 4, 0, 25, 1.0)
+ONE = dualbatch.DualBatchPlan(TIMES, 1.0, 0, 1, 25, None, 4, 0, 25, 1.0)
 IMAGES, LABELS = make_data()
 
 
@@ -83,7 +64,7 @@ class TestDataFunctions:
 
     def test_the_share_in_whatever_form_trains_as_tensors_do(self):
         whole = train(PLAN, count=2)
-        for data in (batches, lambda s: map(list, batches(s)), Recorder()):
+        for data in (batches, lambda s: map(list, batches(s)), trainings.Recorder()):
             assert same(train(PLAN, data=data, count=2).state, whole.state)
 
     def test_a_function_that_leaves_the_resolution_out(self):
@@ -134,15 +115,14 @@ class TestImages:
     def test_smaller_ones_are_averages_of_all_pixels(self):
         images = torch.zeros(4, 2, 6, 6)
         images[..., 1::3] = 1  # of each three columns the middle one, which alone would be taken
-        share = Share(torch.arange(4), 4, 2, 0)
+        share = dualbatch.Share(torch.arange(4), 4, 2, 0)
         ((small, _),) = batches_of((images, LABELS[:4]), share, "")
-        assert small.shape == (4, 2, 2, 2)
-        assert (small - 1 / 3).abs().max() < 0.05
+        assert small.shape == (4, 2, 2, 2) and (small - 1 / 3).abs().max() < 0.05
 
 
 def test_the_optimizers_state_stays_and_the_dropout_of_the_setting_before_is_gone():
     worker, new = (Worker(Recipe(make_model, make_data()), make_plan()) for _ in range(2))
-    (setting,) = epochs(1)
+    (setting,) = trainings.epochs(1)
     state = {name: tensor.clone() for name, tensor in worker.model.state_dict().items()}
     left = worker.train(0, 0, state, replace(setting, dropout=0.9)).optimizer
     before = copy.deepcopy(left)
@@ -169,9 +149,8 @@ def test_a_model_in_evaluation_mode_is_trained():
 
 def test_the_loss_of_a_share_is_the_mean_over_its_samples():
     # 25 in batches of 10, 10 and 5.
-    history = train(
-        make_plan(0, 2, 50), data=make_data(50), count=1, loss_fn=lambda o, t: 0 * o.sum() + len(o)
-    ).history
+    options = {"data": make_data(50), "loss_fn": lambda o, t: 0 * o.sum() + len(o)}
+    history = train(make_plan(0, 2, 50), count=1, **options).history
     assert history[0].train_loss == pytest.approx((10 * 10 + 10 * 10 + 5 * 5) / 25)
 
 
@@ -205,7 +184,7 @@ DOUBLE = (IMAGES.double(), LABELS)
 class TestModels:
     def test_buffers_that_are_not_saved_start_anew_with_each_share(self, tmp_path):
         options = {"model_fn": Counting, "evaluate": lambda model: {"steps": float(model.steps)}}
-        whole = resumed(tmp_path / "training.pt", 1, **options)
+        whole = trainings.resumed(tmp_path / "training.pt", 1, **options)
         assert [entry.metrics["steps"] for entry in whole.history] == [0.0] * 4
         assert same(train(model_fn=Counting, follow=whole.log).state, whole.state)
 
@@ -396,15 +375,13 @@ class TestWhatFunctionsKeep:
         options, loss = options | {"optimizer_state": optimizer_state}, Centre()
         whole, path = train(loss_fn=loss, **options), tmp_path / "run.pt"
         assert int(loss.steps) == 0 and not same(whole.state, train(**options).state)
-        interrupt(path, 2, loss_fn=loss, **options)
-        kept = load_checkpoint(path)["server"]["optimizers"]
-        plan = make_plan()
+        trainings.interrupt(path, 2, loss_fn=loss, **options)
+        kept, plan = load_checkpoint(path)["server"]["optimizers"], make_plan()
         for worker, kind in enumerate(plan.kinds):
             steps = math.ceil(plan.share_of(kind) / plan.batch_of(kind))
             assert int(kept[worker][-1]["steps"]) in (2 * steps, 3 * steps)
         assert same(train(loss_fn=Centre(), checkpoint=path, **options).state, whole.state)
-        followed = train(loss_fn=Centre(), follow=whole.log, **options)
-        assert same(followed.state, whole.state)
+        assert same(train(loss_fn=Centre(), follow=whole.log, **options).state, whole.state)
 
     @pytest.mark.parametrize("name", KEPT_NOWHERE)
     def test_what_is_kept_elsewhere_is_warned_of_and_in_no_checkpoint(self, name, tmp_path):

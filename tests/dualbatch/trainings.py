@@ -11,15 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro.dualbatch import (
-    CyclicProgressiveSchedule,
-    DualBatchPlan,
-    DualBatchResult,
-    EpochResult,
-    Share,
-    Stage,
-    train_dual_batch,
-)
+from repro import dualbatch
+from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, DualBatchResult, Share, Stage
 from repro.measure import TimeModel
 
 SAMPLES = 60
@@ -50,7 +43,7 @@ def make_plan(n_small: int = 2, n_large: int = 1, samples: int = SAMPLES) -> Dua
 def epochs(count: int) -> CyclicProgressiveSchedule:
     """Return a schedule whose learning rate falls after the first half."""
     half = count // 2
-    second = [Stage(half, 0.02)] * (half > 0)
+    second = [Stage(half, 0.02)] if half else []
     return CyclicProgressiveSchedule([Stage(count - half, 0.1), *second])
 
 
@@ -58,7 +51,7 @@ def train(plan: DualBatchPlan | None = None, count: int = 4, **options: Any) -> 
     """Train the small network."""
     given: dict[str, Any] = {"model_fn": make_model, "data": make_data(), "schedule": epochs(count)}
     given |= {"plan": plan or make_plan()}
-    return train_dual_batch(**(given | options))
+    return dualbatch.train_dual_batch(**(given | options))
 
 
 class Stop(Exception):
@@ -68,7 +61,7 @@ class Stop(Exception):
 def interrupt(path: Path, epoch: int, **options: Any) -> None:
     """Train with a checkpoint, and stop after an epoch."""
 
-    def stop(entry: EpochResult) -> None:
+    def stop(entry: dualbatch.EpochResult) -> None:
         if entry.epoch == epoch:
             raise Stop
 

@@ -36,8 +36,7 @@ def made_results(
 ) -> Results:  # fmt: skip
     """Return results of ``PAPER/ARTEFACT`` with a record of every run that `make` gives one."""
     key, _, name = target.partition("/")
-    runs = load_paper(key).artefacts[name].runs(profile, chosen)
-    records = []
+    runs, records = load_paper(key).artefacts[name].runs(profile, chosen), []
     for run in runs:
         for seed in run.seeds if run.seeds is not None else seeds:
             changes = make(run, seed)

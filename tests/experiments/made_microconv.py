@@ -36,9 +36,8 @@ def judge(target: str, make: Maker, profile: str = "quick") -> tuple[str, str]:
 
 def table(artefact: str, make: Maker, profile: str = "quick") -> pd.DataFrame:
     """An artefact's table."""
-    return made.table_of(
-        load_paper("microconv").artefacts[artefact], results(artefact, make, profile)
-    )
+    found = results(artefact, make, profile)
+    return made.table_of(load_paper("microconv").artefacts[artefact], found)
 
 
 def entry(

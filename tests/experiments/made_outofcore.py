@@ -12,19 +12,10 @@ from repro.experiments import load_paper
 from repro.experiments.design import Run
 from repro.experiments.judge import Verdict
 from repro.experiments.outofcore import runs
-from repro.experiments.outofcore.runs import (
-    GIB,
-    MEASURED,
-    MIB,
-    MODES,
-    PIX2PIXHD,
-    RESNET,
-    ROLES,
-    SIMULATED,
-)
+from repro.experiments.outofcore.runs import GIB, MEASURED, MIB, MODES, PIX2PIXHD, RESNET, SIMULATED
 from repro.experiments.query import Results
 
-DENSENET, _, DEEPLAB = ROLES[1:]
+DENSENET, _, DEEPLAB = runs.ROLES[1:]
 PAPER = load_paper("outofcore")
 GPU = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
 LARGEST = "the largest"  # in a rule: the largest batch size that the way trains

@@ -161,8 +161,7 @@ class TestLayerwise:
     @pytest.fixture
     def layer(self):
         torch.manual_seed(0)
-        sizes = ((4, 3), (4,))
-        return [nn.Parameter(torch.randn(*size, dtype=torch.float64)) for size in sizes]
+        return [nn.Parameter(torch.randn(*size, dtype=torch.float64)) for size in ((4, 3), (4,))]
 
     def test_lars_by_its_formulas(self, layer):
         optimizer = building.LARS(layer, 0.5, momentum=0.9, weight_decay=0.01, trust=0.02)

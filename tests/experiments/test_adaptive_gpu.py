@@ -43,9 +43,8 @@ def test_captured_steps_train_like_ordinary_ones(device, monkeypatch, kind, auto
     losses = []
     for net, capture in ((model, True), (other, False)):
         optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.01, fused=True, **options)
-        passes = captured.CapturedPasses(
-            net, nn.functional.cross_entropy, autocast, captured=capture
-        )
+        loss_fn = nn.functional.cross_entropy
+        passes = captured.CapturedPasses(net, loss_fn, autocast, captured=capture)
         step = captured.captured_step(passes, optimizer)
         generator = torch.Generator().manual_seed(1)
         net.train()

@@ -131,8 +131,7 @@ def rises(by_theta, others):
     """Return the edit of θ at the end over that before the decay."""
 
     def change(record):
-        theta = record.metrics["theta"]
-        grown = record.config["strategy"] == "theta"
+        theta, grown = record.metrics["theta"], record.config["strategy"] == "theta"
         record.metrics["theta"] = [0.01] * (len(theta) - 1)
         record.metrics["theta"] += [near(record, 0.01 * (by_theta if grown else others), 1e-5)]
 
@@ -288,8 +287,7 @@ class TestPeak:
 
 def test_equal_whole_counts_have_an_interval():
     """A count of 2 is anything from 1.5 to 2.5: of a spread of 1 / √12."""
-    counts = {4: BySeed([2, 2, 2], range(3)), 16: BySeed([3, 3, 3], range(3))}
-    estimate = batch_sizes.trend(counts)
+    estimate = batch_sizes.trend({4: BySeed([2, 2, 2], range(3)), 16: BySeed([3, 3, 3], range(3))})
     error = math.sqrt((1 / 12 / 3) * (1 / 4 + 1 / 9)) / 2
     assert (estimate.mean, estimate.error) == pytest.approx((math.log(1.5) / 2, error))
 
@@ -346,8 +344,7 @@ def test_layerwise_rates_that_diverge(optimizer):
         found.records = [record for record in found.records if keep(record)]
         return verdict(target, found).word
 
-    assert word(large) == "reproduced"
-    assert word(grown) == "not reproduced"
+    assert word(large) == "reproduced" and word(grown) == "not reproduced"
     assert word(grown, large) == "not run"
     assert word(large, keep=lambda record: record.config["strategy"] == large) == "not run"
 
@@ -379,7 +376,6 @@ def test_a_strategy_looks_alike_in_all_figures():
 
 
 def test_final_metrics_of_the_paper_and_ours_have_axes_of_their_own():
-    drawn = ARTEFACTS["figure5"].draw(reference("adaptive/figure5"))
-    paper, ours = drawn.axes[-2:]
+    paper, ours = ARTEFACTS["figure5"].draw(reference("adaptive/figure5")).axes[-2:]
     assert paper.get_title().startswith("paper") and paper.get_ylim()[0] > 45
     assert ours.get_title().startswith("ours") and ours.get_ylim()[1] < 30

@@ -11,15 +11,6 @@ from planted import reference
 from repro.adaptive import ScalingModel
 from repro.experiments import load_paper
 from repro.experiments.adaptive import overlap, projection, runs, scaling
-from repro.experiments.adaptive.runs import (
-    AVERAGING,
-    CIFAR,
-    DIV2K,
-    PAPER,
-    PHANTOM,
-    TASKS,
-    paper_schedule,
-)
 from repro.experiments.query import Results
 
 MEASURED = [f"figure9/{key}" for key in ("few_samples", "all_to_all_faster", "steps_predicted")]
@@ -50,10 +41,8 @@ def measured_task(sizes, ways, model=MODEL, processes=2):
             step["samples_s"] = [total * math.exp(own * k) for k in (-2, -1, 0, 1, 2)]
             steps.append(step)
     alpha, beta = model.latency_s / BUCKETS, model.transfer_s / BYTES
-    messages = [
-        (size, processes, 2 * (processes - 1) * (alpha + beta * size / processes))
-        for size in (2**10, 2**14, 2**18)
-    ]
+    seconds = lambda size: 2 * (processes - 1) * (alpha + beta * size / processes)  # noqa: E731
+    messages = [(size, processes, seconds(size)) for size in (2**10, 2**14, 2**18)]
     return {
         "processes": processes, "steps": steps, "messages": dict.fromkeys(ways, messages),
         "difference": 0.0, "gradient_bytes": BYTES, "buckets": BUCKETS,
@@ -66,7 +55,7 @@ def launches(factors, change=lambda seed, step: 1.0):
     records = []
     for seed, factor in enumerate(factors):
         jobs = run.config["jobs"].items()
-        tasks = {task: measured_task(job["sizes"], AVERAGING) for task, job in jobs}
+        tasks = {task: measured_task(job["sizes"], runs.AVERAGING) for task, job in jobs}
         metrics = {"tasks": tasks, "device": "a CPU"}
         for task in metrics["tasks"].values():
             task["difference"] = 1e-3 * (seed == 3)
@@ -85,15 +74,12 @@ class TestLaunches:
 
     def test_a_launch_compares_with_itself(self):
         """One that is slow in all its steps says nothing of their ratios, a slow averaging does."""
-        measurement = scaling.measured(launches(self.FACTORS))[DIV2K]
-        assert scaling.pace(measurement, DIV2K, "theta").error == pytest.approx(0, abs=1e-12)
+        measurement = scaling.measured(launches(self.FACTORS))[runs.DIV2K]
+        assert scaling.pace(measurement, runs.DIV2K, "theta").error == pytest.approx(0, abs=1e-12)
         draws = (1.0, 1.3, 0.8, 1.1, 0.9)
-
-        def change(seed, step):
-            return draws[seed] if step["averaging"] == "all_to_all" else 1.0
-
+        change = lambda seed, step: draws[seed] if step["averaging"] == "all_to_all" else 1.0  # noqa: E731
         results = launches([1.0] * 5, change)
-        gap = scaling.pace(scaling.measured(results)[DIV2K], DIV2K, "theta")
+        gap = scaling.pace(scaling.measured(results)[runs.DIV2K], runs.DIV2K, "theta")
         error = statistics.stdev(-math.log(draw) for draw in draws) / math.sqrt(5)
         assert (gap.error, gap.dof, gap.trials) == (pytest.approx(error), 4, "launches")
         found = made.verdict("adaptive/figure9/steps_predicted", results)
@@ -109,10 +95,7 @@ class TestLaunches:
 @pytest.mark.parametrize("target", MEASURED)
 def test_steps_as_the_model_has_them(target):
     noise = (1.0, 1.00001, 0.99999, 1.00002, 0.99998)
-
-    def change(seed, step):
-        return noise[(seed + step["batch"] + len(step["averaging"])) % 5]
-
+    change = lambda seed, step: noise[(seed + step["batch"] + len(step["averaging"])) % 5]  # noqa: E731
     found = made.verdict(f"adaptive/{target}", launches([1.0] * 5, change))
     assert found.word == "reproduced", found.evidence
 
@@ -128,32 +111,32 @@ def uncached():
 class TestProjection:
     def test_schedules_by_hand(self):
         theta = [(256, 5), (512, 5), (1024, 5), (2048, 125)]
-        assert paper_schedule(CIFAR, "theta") == theta
+        assert runs.paper_schedule(runs.CIFAR, "theta") == theta
         scheduled = [(256, 30), (512, 30), (1024, 30), (2048, 50)]
-        assert paper_schedule(CIFAR, "scheduled") == scheduled
-        assert paper_schedule(DIV2K, "theta") == [(64, 10), (128, 10), (256, 1080)]
-        assert paper_schedule(PHANTOM, "best") == [(16, 930)]
-        assert projection.nodes_of(DIV2K, "best") == [1, 2, 4, 8, 16]
+        assert runs.paper_schedule(runs.CIFAR, "scheduled") == scheduled
+        assert runs.paper_schedule(runs.DIV2K, "theta") == [(64, 10), (128, 10), (256, 1080)]
+        assert runs.paper_schedule(runs.PHANTOM, "best") == [(16, 930)]
+        assert projection.nodes_of(runs.DIV2K, "best") == [1, 2, 4, 8, 16]
         assert projection.overhead() == pytest.approx(7 / 6)  # 0.0014 s a step, 0.0012 s a sample
 
     def test_a_value_that_is_left_out_changes_nothing(self, monkeypatch, uncached):
         """A flattering value cannot move the band that it is compared with."""
-        task = DIV2K
+        task = runs.DIV2K
         predicted, whole = projection.held_out(task, "theta"), projection.fitted_to_paper(task)
-        own = PAPER[task]["speedups"]
-        monkeypatch.setitem(PAPER[task], "speedups", own | {"theta": [own["theta"][0], 9.0]})
+        own = runs.PAPER[task]["speedups"]
+        monkeypatch.setitem(runs.PAPER[task], "speedups", own | {"theta": [own["theta"][0], 9.0]})
         projection.fitted_to_paper.cache_clear()
         assert projection.held_out(task, "theta") == predicted
         assert projection.fitted_to_paper(task) != whole
         assert predicted[0] != predicted[1]  # without and with section VI-B's cost
 
-    @pytest.mark.parametrize("task", TASKS)
+    @pytest.mark.parametrize("task", runs.TASKS)
     def test_steps_are_predicted_without_having_been_seen(self, task):
         """Blocked at every size and way; a step that is changed does not change its prediction."""
         exact = ScalingModel(2e-3, 5e-3, 0.06, 0.4, 0.4)
         (run,) = runs.parallel("quick", {})
         sizes = run.config["jobs"][task]["sizes"]
-        found = measured_task(sizes, AVERAGING, exact)
+        found = measured_task(sizes, runs.AVERAGING, exact)
         assert projection.fitted_here(found).sample_s == pytest.approx(exact.sample_s, rel=1e-6)
 
         def said(size):
@@ -177,8 +160,7 @@ def test_the_table_of_overlap():
     longer = {**row, "after_s": [12.0] * 3, "within_s": [8.0, 9.0, 7.0]}
     assert overlap.hidden(row).mean == pytest.approx(50.0)
     assert overlap.hidden(longer).mean == pytest.approx(100.0)  # 4 s, all of the computation
-    ratios = {str(nodes): row for nodes in (256, 64, 128)}
-    changed = {"metrics": {"ratios": ratios}}
+    changed = {"metrics": {"ratios": {str(nodes): row for nodes in (256, 64, 128)}}}
     results = made.made_results("adaptive/overlap", lambda run, seed: changed, {}, "quick")
     rows = list(overlap.table(results))
     assert [row["nodes modelled"] for row in rows] == [64, 128, 256]

@@ -40,8 +40,7 @@ def test_peak_of_first_steps_and_operations_of_a_product():
 
 @pytest.mark.slow
 def test_resnet101_fits_the_papers_card_as_in_the_paper():
-    paper = load_paper("mbs")
-    sizes = [(8, False), (16, False), (16, True)]
+    paper, sizes = load_paper("mbs"), [(8, False), (16, False), (16, True)]
     trained = [runs.training("paper", "ResNet-101", OWN, *each) for each in sizes]
     found = [try_first_steps(paper, run) for run in trained]
     results, (undivided, _, streamed) = zip(*found, strict=True)

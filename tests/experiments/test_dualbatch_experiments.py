@@ -19,9 +19,8 @@ MODEL = {"name": "resnet_cifar", "depth": 8, "width": 4}
 
 def shorter(run: Any, samples: int = 40, **changes: Any) -> dict[str, Any]:
     """Return a training's configuration with fewer samples and epochs."""
-    subs = [
-        entry | {"plan": entry["plan"] | {"samples": samples}} for entry in run.config["sub_stages"]
-    ]
+    fewer = {"samples": samples}
+    subs = [entry | {"plan": entry["plan"] | fewer} for entry in run.config["sub_stages"]]
     stages = [[len(subs), rate] for _, rate in run.config["stages"][:2]]
     small = {"model": MODEL, "sub_stages": subs, "stages": stages, "test_samples": 20}
     return run.config | small | changes
@@ -110,8 +109,7 @@ def test_all_test_images_count_after_the_last_epoch_alone(monkeypatch):
 def test_momentum_is_kept_where_no_older_record_is(profile):
     config = runs.section51(profile, DIGITS, 1.1, 2).config
     new = profile in ("gpu", "paper")
-    state = building.compute_of(config)["optimizer_state"]
-    assert state == ("kept" if new else "restarted")
+    assert building.compute_of(config)["optimizer_state"] == ("kept" if new else "restarted")
     assert building.clock_of(config) == {"jitter": 0.01 * new, "slowdowns": None}
     assert building.clock_of(config | {"engine": "ray"}) == {}
 

@@ -8,16 +8,8 @@ from made import verdict
 from planted import judged, reference
 
 from repro.experiments import load_paper
-from repro.experiments.dualbatch import cells, real_workers, times
-from repro.experiments.dualbatch.runs import (
-    CIFAR,
-    KEPT,
-    OWN,
-    SCHEMES,
-    SECTION_5_2,
-    SECTION_5_2_3,
-    K,
-)
+from repro.experiments.dualbatch import cells, real_workers, runs, times
+from repro.experiments.dualbatch.runs import CIFAR, KEPT, OWN, SCHEMES, SECTION_5_2, SECTION_5_2_3
 from repro.experiments.dualbatch.runs import PAPER as REPORTED
 from repro.experiments.judge import mean_of
 
@@ -199,9 +191,8 @@ def test_planted_numbers_decide(target):
 
 
 def test_memory_that_is_a_line_by_construction_judges_no_prediction():
-    assert (
-        judged("dualbatch/figure13/largest_predicted", fits(1000, device="cpu")).word == "not run"
-    )
+    found = judged("dualbatch/figure13/largest_predicted", fits(1000, device="cpu"))
+    assert found.word == "not run"
 
 
 def test_imagenet_is_judged_where_it_was_trained():
@@ -230,7 +221,7 @@ def test_all_seeds_with_momentum_kept_judge():
     several = reference("dualbatch/updates")
     kept, base = (several.ok("train", setting=KEPT, n_small=n) for n in (4, 0))
     assert cells.change(several, kept, base).n == len(kept) == 4
-    assert cells.change(several, kept, cells.section51(several, K[1], 4)).n == 1
+    assert cells.change(several, kept, cells.section51(several, runs.K[1], 4)).n == 1
 
 
 def test_no_process_is_dropped_and_those_after_the_first_look_judge():
@@ -254,8 +245,7 @@ def test_workers_that_share_a_core_say_nothing():
             record.metrics.update(devices=1, parts=[])
 
     found = judged("dualbatch/table8/saving", alone)
-    assert found.word == "not run"
-    assert "1 core or accelerator for two workers" in found.evidence
+    assert found.word == "not run" and "1 core or accelerator for two workers" in found.evidence
 
 
 def test_each_process_compares_its_own_rounds():

@@ -127,8 +127,7 @@ class TestFirstSteps:
         with pytest.raises(ZeroDivisionError), recording():
             assert torch.Tensor.backward is not backward
             raise ZeroDivisionError
-        assert torch.Tensor.backward is backward
-        assert not optimizer._global_optimizer_post_hooks
+        assert torch.Tensor.backward is backward and not optimizer._global_optimizer_post_hooks
 
 
 class TestComparison:
@@ -297,5 +296,4 @@ def test_a_line_of_a_method_changed(monkeypatch, key, experiment, owner, name, p
     paper = load_paper(key)
     alone = replace(paper, experiments={experiment: paper.experiments[experiment]})
     monkeypatch.setattr(owner, name, planted)
-    found = golden.verify([alone])
-    assert any(agrees is False and "DIFFERS" in line for line, agrees in found)
+    assert any(agrees is False and "DIFFERS" in line for line, agrees in golden.verify([alone]))

@@ -18,9 +18,8 @@ from repro.experiments.run import Setting
 from repro.microconv import BenchmarkCache
 from repro.records import RecordError, RecordStore, local_store
 
-TRAIN = gpu.Piece(
-    "d", "adaptive/figure10", 5, only={"strategy": ["best"]}, seeds="2", at_once=2, data=("digits",)
-)
+OWN = {"only": {"strategy": ["best"]}, "seeds": "2", "at_once": 2, "data": ("digits",)}
+TRAIN = gpu.Piece("d", "adaptive/figure10", 5, **OWN)
 MEASURE = gpu.Piece("b", "outofcore/table1", 5, ["measured"], {"mode": ["in_core"]})
 SMOKE = Setting("smoke", "cpu")
 GOOD = "[[piece]]\nname = 'a'\n"
@@ -127,8 +126,7 @@ def test_of_another_device_measurements_alone_are_missing(results_folder, monkey
 
 
 def test_nothing_begins_that_would_not_end_or_has_no_data(folder):
-    lines = []
-    slow = dataclasses.replace(TRAIN, seconds=3000)
+    lines, slow = [], dataclasses.replace(TRAIN, seconds=3000)
     gpu.compute([slow], SMOKE, 1, folder, lines.append)
     assert lines == [f"{slow}: no time for it"] and not (folder / gpu.ARCHIVE).exists()
     with pytest.raises(UsageError, match="--minutes is 0"):

@@ -27,10 +27,7 @@ def plans() -> str:
         for profile in COMPUTING_PROFILES:
             # The data set that a profile names first, whatever is at hand.
             chosen = {task: next(iter(n), "") for task, n in paper.datasets[profile].items()}
-            users = {
-                name: set(artefact.runs(profile, chosen))
-                for name, artefact in paper.artefacts.items()
-            }
+            users = {k: set(each.runs(profile, chosen)) for k, each in paper.artefacts.items()}
             for run in plan(paper, paper.artefacts.values(), profile, chosen):
                 seeds = run.seeds if run.seeds is not None else SEEDS[profile]
                 line = [paper.key, profile, run.experiment]

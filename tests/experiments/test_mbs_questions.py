@@ -2,21 +2,11 @@
 
 from functools import partial
 
+import made_mbs
 import numpy as np
 import pytest
 from made import FAILED, OUT_OF_MEMORY, table_of, verdict
-from made_mbs import (
-    INITIAL,
-    NOISE,
-    PAPER,
-    beyond,
-    claimed,
-    holds,
-    of_trainings,
-    results,
-    streamed,
-    trained,
-)
+from made_mbs import INITIAL, NOISE, PAPER, claimed, holds, of_trainings, results, streamed, trained
 
 from repro.experiments.design import LONG
 from repro.experiments.judge import Exact
@@ -129,7 +119,7 @@ class TestTables4And5:
                 return {"timings": {way: {"samples_s": [(1.5 if micro else 1.0) * (1 + seed)] * 3,
                                           "warmup": 1}
                                     for way, (_, micro) in run.config["ways"].items()}}  # fmt: skip
-            own = 1.2 if run.experiment == "train" and beyond(run) else 1.0
+            own = 1.2 if run.experiment == "train" and made_mbs.beyond(run) else 1.0
             return of_trainings(lambda *_: trained(50.0, epoch_s=10 * own))(run, seed)
 
         found = results(artefact, make)
@@ -159,7 +149,7 @@ class TestSameness:
     @pytest.mark.parametrize("artefact", ["table3", "table4"])
     def test_the_results_at_the_initial_size(self, artefact):
         def make(run, seed):
-            return trained(80.0 + NOISE[seed] + 1.5 * (streamed(run) and not beyond(run)))
+            return trained(80.0 + NOISE[seed] + 1.5 * (streamed(run) and not made_mbs.beyond(run)))
 
         found = results(artefact, of_trainings(make))
         assert set(means_of(claimed(f"{artefact}/same_result", found)).values()) == {1.5}
@@ -214,8 +204,7 @@ class TestNormalisation:
         return results("normalisation", make)
 
     def test_trainings_are_compared_by_the_distance_of_their_losses(self):
-        found = self.world()
-        (case,) = claimed("normalisation/closer", found).values()
+        (case,) = claimed("normalisation/closer", self.world()).values()
         assert case.mean == pytest.approx(0.45)
         (case,) = claimed("normalisation/closer", self.world(diverged=True)).values()
         assert isinstance(case, Exact) and case.holds

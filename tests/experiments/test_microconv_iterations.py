@@ -60,8 +60,7 @@ class TestDividedFaster:
     ("wd", "word"), [(0.9, "reproduced"), (1.1, "not reproduced"), ((0.8, 1.1, 1.0), "undecided")]
 )
 def test_wd_over_wr_with_the_same_workspace(wd, word):
-    make = world(**{"WD_82_5_MiB_powerOfTwo": wd})
-    found, evidence = judge("iterations/wd_over_wr", make)
+    found, evidence = judge("iterations/wd_over_wr", world(**{"WD_82_5_MiB_powerOfTwo": wd}))
     assert found == word and "AlexNet, 82.5 MiB in all, both powerOfTwo: ×" in evidence
 
 

@@ -51,8 +51,7 @@ def test_divided_configurations_of_figure6():
 
     # By hand: slow alone, then up to 1, ..., 7 fast samples at once: 8, 4, 3, 2, 2, 2, 2 calls
     # at best, of which those with as many calls as a smaller workspace has drop out; then 1.
-    assert len(of_conv2()) == 6
-    assert of_conv2(gain=0.5) == ["8 slow"]
+    assert len(of_conv2()) == 6 and of_conv2(gain=0.5) == ["8 slow"]
     # 100 MiB a sample: one fast sample at a time still fits into 120 MiB, two do not.
     assert of_conv2(fast_mib=100.0) == ["8 slow", "8×1 fast"]
 
@@ -82,11 +81,8 @@ class TestFigure10:
         word, evidence = self.judge("conv2_faster")
         assert word == "undecided"  # of one process the spread is not known
         assert "×2.00 (no spread known), paper ×2.33" in evidence
-        numbers = itertools.count()
-
-        def make(run):  # five processes
-            return conv2(undivided_64=1.0, all_64=0.5 + next(numbers) / 100)
-
+        numbers = itertools.count()  # of five processes
+        make = lambda run: conv2(undivided_64=1.0, all_64=0.5 + next(numbers) / 100)  # noqa: E731
         word, evidence = judge("figure10/conv2_faster", make, "long")
         assert word == "reproduced" and "×1.92 [" in evidence
         same = conv2(undivided_64=1.0, all_64=1.0)
@@ -121,8 +117,7 @@ def test_the_solver(samples, small, large):
     """5.46 ms for ResNet-50, 716 ms for ResNet-152."""
 
     def make(run):
-        made_ = {"solver": made.solved(*samples), "programme": made.programme()}
-        return made_.get(run.experiment)
+        return {"solver": made.solved(*samples), "programme": made.programme()}.get(run.experiment)
 
     for key, word in (("solver_resnet50", small), ("solver_resnet152", large)):
         found, evidence = judge(f"optimisation/{key}", make)
@@ -147,13 +142,11 @@ def test_figure13_has_the_papers_devices_beside_ours(ran):
     rows = table("figure13", lambda run: metrics).set_index("devices")
     assert rows["paper"]["2 fast + slow"] == "×2.12"
     assert rows["paper"]["all of the paper's"] == "×2.20"
-    assert rows["paper, even"]["fast + slow"] == "×1.37"
-    assert ("batch sizes" in rows) == ran
+    assert rows["paper, even"]["fast + slow"] == "×1.37" and ("batch sizes" in rows) == ran
 
 
 def test_figure1_has_one_colour_for_a_limit_in_both_panels():
-    found = reference("microconv/figure1")
-    axes = load_paper("microconv").artefacts["figure1"].draw(found).axes
+    axes = load_paper("microconv").artefacts["figure1"].draw(reference("microconv/figure1")).axes
     workspace, time = (
         {bars.get_label().partition(":")[0]: bars[0].get_facecolor() for bars in axis.containers}
         for axis in axes

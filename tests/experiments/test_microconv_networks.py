@@ -95,8 +95,7 @@ class TestFigure11:
         ],
     )
     def test_as_much_and_less_workspace(self, wd, roomy, resnet, scatter, word):
-        make = world(self.cells(wd, roomy, resnet), scatter)
-        found, evidence = judge("figure11/wd_faster", make)
+        found, evidence = judge("figure11/wd_faster", world(self.cells(wd, roomy, resnet), scatter))
         assert found == word, evidence
         name = "torchvision's AlexNet (for Caffe's AlexNet), 120 MiB in all over"
         assert f"{name} 8 MiB for each: ×{1 / wd:.2f}" in evidence

@@ -36,8 +36,7 @@ class TestMeasured:
 
     @pytest.mark.slow
     def test_a_plan_that_runs_otherwise_than_it_was_fitted_gets_a_smaller_budget(self, monkeypatch):
-        config = _MEASURED | {"mode": "schedule", "batch": 32}
-        refused = []
+        config, refused = _MEASURED | {"mode": "schedule", "batch": 32}, []
 
         def once(plan, make):
             if not refused:
@@ -58,8 +57,7 @@ class TestChild:
     def test_it_returns_what_it_measured(self):
         outcome = measuring.measure_in_child(_MEASURED | {"mode": "schedule", "batch": 32}, "cpu")
         assert len(outcome.timings["iteration"].samples_s) == 2
-        assert outcome.timings["iteration"].warmup == 3
-        assert outcome.metrics["bytes_moved"] > 0
+        assert outcome.timings["iteration"].warmup == 3 and outcome.metrics["bytes_moved"] > 0
         assert outcome.peak_bytes == outcome.metrics["held_bytes"]
 
 
@@ -116,10 +114,8 @@ class TestAccelerator:
         assert len(tried) == 1
 
 
-TRACED = [
-    {"model": {"name": "resnet_cifar", "depth": 8, "width": 2}, "image": [8, 8]},
-    SMOKE[PIX2PIXHD],
-]
+RESNET = {"model": {"name": "resnet_cifar", "depth": 8, "width": 2}, "image": [8, 8]}
+TRACED = [RESNET, SMOKE[PIX2PIXHD]]
 NAMES = [toy["model"]["name"] for toy in TRACED]
 
 
@@ -142,17 +138,14 @@ class TestTraces:
     @pytest.mark.slow
     @pytest.mark.parametrize("toy", TRACED, ids=NAMES)
     def test_an_extended_trace_is_that_of_training(self, toy):
-        step = building.training_step(toy | {"batch": 7}, "cpu")
-        computed = record(step, warmup=2, device="cpu")
+        computed = record(building.training_step(toy | {"batch": 7}, "cpu"), warmup=2, device="cpu")
         extended = trace_at(toy, 7)
         assert extended.peak_bytes == computed.peak_bytes
         assert extended.smallest_budget == computed.smallest_budget
         if toy["model"]["name"] == "pix2pixhd":  # its gradients of views go through other copies
             return
-        assert extended.functions == computed.functions
-        assert extended.sizes == computed.sizes
-        assert extended.deaths == computed.deaths
-        assert extended.kinds == computed.kinds
+        assert extended.functions == computed.functions and extended.sizes == computed.sizes
+        assert extended.deaths == computed.deaths and extended.kinds == computed.kinds
 
     def test_iterations_that_change_with_the_batch_size_are_refused(self, monkeypatch):
         def training_step(config, device):
@@ -216,19 +209,16 @@ def random_chain(seed: int) -> Trace:
 def test_fitting_against_trying_many_budgets(seed, allocator):
     trace = random_chain(seed)
     limit = int(random.Random(seed).uniform(0.6, 1.1) * trace.peak_bytes)
-    make = partial(allocator, limit)
-    low = trace.smallest_budget
+    make, low = partial(allocator, limit), trace.smallest_budget
     tried = [low + (limit - low) * k // 200 for k in range(201)]
     served = [budget for budget in tried if budget >= low and fit(plan_swaps(trace, budget), make)]
     found = largest_budget(trace, limit, make)
     if found is None:
-        assert low not in served
-        assert limit not in served
+        assert low not in served and limit not in served
         assert not can_train(trace, limit, make)
         return
     budget = found.plan.budget_bytes
-    assert found.plan.verify() <= budget <= limit
-    assert found.peaks["reserved_bytes"] <= limit
+    assert found.plan.verify() <= budget <= limit and found.peaks["reserved_bytes"] <= limit
     # No smaller than what is served of the ends and quarters, and beyond it something is not.
     starts = [low + (limit - low) * k // 4 for k in range(5)]
     assert budget >= max(start for start in starts if start in served)

@@ -58,8 +58,7 @@ def world_of(claim, rules=None, **fields):
 class TestClaims:
     def test_every_claim_is_tried(self):
         written = claims_of("outofcore")
-        names = [f"{a}/{key}" for a in PAPER.artefacts for key in written.get(a, {})]
-        assert names == list(WRONG)
+        assert [f"{a}/{key}" for a in PAPER.artefacts for key in written.get(a, {})] == list(WRONG)
 
     @pytest.mark.parametrize("claim", WRONG)
     def test_right_wrong_without_records_and_on_a_cpu(self, claim):

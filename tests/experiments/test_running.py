@@ -75,8 +75,7 @@ def execute(toy: Toy, store: RecordStore, **options):
     toy.calls.clear()
     lines: list[str] = []
     setting = Setting("smoke", "cpu", **{"seeds": (0, 1)} | options)
-    tally = running.execute(toy.paper, toy.plan(), setting, store, lines.append)
-    return tally, lines
+    return running.execute(toy.paper, toy.plan(), setting, store, lines.append), lines
 
 
 class TestExecute:
@@ -84,8 +83,7 @@ class TestExecute:
         tally, lines = execute(toy, store)
         assert toy.calls == [(x, seed) for seed in (0, 1) for x in (1, 2, 3)]
         assert (tally.done, tally.stood, tally.failed, tally.out_of_memory) == (6, 0, 0, 0)
-        assert len(lines) == 6
-        assert all("seed" in line and "ok" in line for line in lines)
+        assert len(lines) == 6 and all("seed" in line and "ok" in line for line in lines)
         before = {path: path.stat().st_mtime_ns for path in store.folder.rglob("*.json")}
         tally, lines = execute(toy, store)
         assert toy.calls == [] and lines == []
@@ -137,16 +135,14 @@ class TestExecute:
     def test_trouble_is_recorded_and_the_others_go_on(self, toy, store, trouble, status):
         toy.trouble = trouble
         tally, lines = execute(toy, store)
-        assert len(toy.calls) == 6 == tally.done
-        assert getattr(tally, status) == 2
+        assert len(toy.calls) == 6 == tally.done and getattr(tally, status) == 2
         assert tally.failed + tally.out_of_memory == 2
         told = [line for line in lines if status in line]
         assert all(line.startswith("toy add of 2 seed") for line in told)
         if status == "failed":  # and why
             assert all(f"{type(trouble).__name__}: {trouble}" in line for line in told)
         by_x = {record.config["x"]: record for record in store.load("toy")}
-        assert by_x[1].status == by_x[3].status == "ok"
-        assert by_x[2].status == status
+        assert by_x[1].status == by_x[3].status == "ok" and by_x[2].status == status
         assert by_x[2].error.startswith(f"{type(trouble).__name__}: {trouble}")
         assert ("Traceback" in by_x[2].error or "line" in by_x[2].error) == (status == "failed")
         assert by_x[2].metrics == {} and by_x[2].peak_bytes is None
@@ -234,8 +230,7 @@ class TestResults:
             )
             for seed, seconds, a, odd in ((0, 1.0, 5, [1]), (1, 2.0, 1, [2, 3]), (2, 8.0, 4, [4]))
         ]
-        results = Results([run], (0,), made)
-        merged = results.measured("add", x=1)
+        merged = Results([run], (0,), made).measured("add", x=1)
         assert merged.timings == {"step": {"samples_s": [1.0, 2.0, 8.0], "warmup": 1}}
         assert merged.metrics == {
             "fit": {"a": 4, "side": 16}, "rows": [4, "x"], "held": True, "odd": [1]}  # fmt: skip
@@ -392,15 +387,13 @@ class TestSources:
         assert self.shown(toy).records[0].metrics["from"] == "here"
         assert self.shown(toy, local=False).records[0].metrics["from"] == "nvidia-h200"
 
-    @pytest.mark.parametrize(
-        ("measures", "kept"), [(True, {1: 100, 2: 100}), (False, {1: 100, 2: 200})]
-    )
-    def test_measurements_are_of_the_gpu_with_most_of_them(self, toy, provide, measures, kept):
+    @pytest.mark.parametrize(("measures", "second"), [(True, 100), (False, 200)])
+    def test_measurements_are_of_the_gpu_with_most_of_them(self, toy, provide, measures, second):
         toy.measures = measures
         provide("reference/nvidia-h100/gpu", 1, 2, metrics={"from": 100})
         provide("reference/nvidia-h200/gpu", 2, 8, 9, metrics={"from": 200})  # 8, 9: of no run
         found = {record.config["x"]: record.metrics["from"] for record in self.shown(toy).records}
-        assert found == kept
+        assert found == {1: 100, 2: second}
 
     def test_the_profile_with_most_of_the_runs_then_the_most_thorough(self, toy, provide):
         provide("local/smoke", 1, 2)
@@ -409,8 +402,7 @@ class TestSources:
         assert self.shown(toy).profile == "quick"  # toy records hide nothing
         provide("reference/cpu-2-cores/quick", 1, 2, seeds=(0, 1, 2))
         provide("local/gpu", 1)
-        assert self.shown(toy).profile == "quick"
-        assert self.shown(toy, "gpu").profile == "gpu"
+        assert self.shown(toy).profile == "quick" and self.shown(toy, "gpu").profile == "gpu"
         provide("local/gpu", 1, 2, seeds=(0, 1, 2))
         assert self.shown(toy).profile == "gpu"
 
@@ -455,5 +447,4 @@ def test_cudnn_times_its_algorithms_where_the_configuration_says_so():
     for config, seen in (({"benchmark": True}, True), ({}, False)):
         step = running.Step(Run("tell", config), 0, "key")
         record = running.carry_out(paper, step, Setting("smoke", "cpu"))
-        assert record.metrics == {"benchmark": seen}
-        assert not torch.backends.cudnn.benchmark
+        assert record.metrics == {"benchmark": seen} and not torch.backends.cudnn.benchmark

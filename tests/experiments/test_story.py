@@ -82,8 +82,7 @@ def test_the_overview_has_a_row_for_each_paper():
     assert len(rows) == 2
     for row, source in zip(rows, sources.values(), strict=True):
         assert f"({source.paper.notebook}.ipynb)" in row and "reproduced" in row
-        judged = view.paper_verdicts(source)
-        assert "<br>".join(story.held(source.paper.key, judged)) in row
+        assert "<br>".join(story.held(source.paper.key, view.paper_verdicts(source))) in row
     counted = view.of_papers(view.paper_verdicts(sources["mbs"]))
     assert f"{len(counted)} claims of five papers" in text
     for name in story.overview_figures(sources):

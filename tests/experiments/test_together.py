@@ -67,8 +67,7 @@ class TestUnderALimit:
         wrong = partial(methods.MicroBatchStreamer, normalization="none")
         monkeypatch.setattr(methods, "MicroBatchStreamer", wrong)
         assert measured(TRANSFORMER, "mbs")[1]["gradient_error"] > 0.5
-        one = [torch.ones(3)]
-        assert measuring.relative(one, [torch.full((3,), 2.0)]) == 0.5
+        assert measuring.relative([torch.ones(3)], [torch.full((3,), 2.0)]) == 0.5
         assert measuring.relative([], []) is None
 
     @pytest.mark.parametrize(
@@ -306,8 +305,7 @@ class TestLearning:
         work.count(128, 16, None)
         assert (work.updates, work.by_side, work.parallel) == (1, {16: [128, 1]}, 32 + 10)
         work.count(128, 8, 16)  # a quarter of the pixels, two passes on each device
-        assert work.by_side[8] == [128, 8]
-        assert work.parallel == 42 + 32 / 4 + 2 * 10
+        assert work.by_side[8] == [128, 8] and work.parallel == 42 + 32 / 4 + 2 * 10
         work.count(16, 16, None, updates=False)
         assert work.updates == 2
 

@@ -67,8 +67,7 @@ def test_under_long_what_shares_its_measurements_stays_in_one_process(store):
     paper = toy_paper(replace(PAPER.experiments["time"], shares=True))
     setting, runs = Setting("long", "cpu", seeds=(0, 1)), [Run("time", {})]
     running.execute(paper, runs, setting, store, lambda line: None)
-    records = store.load("toy")
-    assert [record.metrics["process"] for record in records] == [os.getpid()] * 2
+    assert [record.metrics["process"] for record in store.load("toy")] == [os.getpid()] * 2
 
 
 def test_nothing_is_begun_after_the_time(store):

@@ -82,16 +82,14 @@ def test_layers_in_eval_mode_or_without_statistics_are_left_alone():
 def test_deeper_layers_pool_the_inputs_that_they_received(two_pass):
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 5, 1), nn.ReLU(), nn.BatchNorm2d(5))
-    model = model.double()
-    received = []
+    model, received = model.double(), []
     handle = model[3].register_forward_pre_hook(lambda m, inputs: received.append(inputs[0]))
     x, y = batch()
     streamer(model, 6, two_pass=two_pass).backward(x, y)
     handle.remove()
     values = torch.cat(received[-4:]).transpose(0, 1).flatten(1)  # (channels, values)
     torch.testing.assert_close(model[3].running_mean, 0.1 * values.mean(1), rtol=1e-12, atol=1e-14)
-    expected = 0.9 + 0.1 * values.var(1)
-    torch.testing.assert_close(model[3].running_var, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(model[3].running_var, 0.9 + 0.1 * values.var(1), rtol=1e-12, atol=0)
     # and these are not the undivided mini-batch's, as the documentation says
     full = copy.deepcopy(model)
     full[3].reset_running_stats()

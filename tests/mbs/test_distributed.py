@@ -74,8 +74,7 @@ def run_case(case, rank):
         y = torch.full_like(y, -100)  # nothing counts in this process
     size = "auto" if "auto" in case else 2
     loss_fn = weighted_loss if "weights" in case else F.cross_entropy
-    streamer = MicroBatchStreamer(model, loss_fn, size, **options)
-    sizes = []
+    streamer, sizes = MicroBatchStreamer(model, loss_fn, size, **options), []
     for index, scale in enumerate(SCALES):
         if "short" in case and index == 1:
             model.module.register_forward_hook(partial(run_out, rank, [0]))
@@ -137,8 +136,7 @@ class Experts(nn.Module):
         self.scale = nn.Parameter(torch.tensor(0.5).double())
 
     def forward(self, x):
-        first = self.layers[0](x)
-        second = x[:, 0] > 0
+        first, second = self.layers[0](x), x[:, 0] > 0
         return first + second[:, None] * self.layers[1](x) if second.any() else first
 
 
@@ -197,9 +195,8 @@ def sharded(case, model):
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
     if case.startswith("Fully"):
-        return FullyShardedDataParallel(
-            model, device_id=torch.device("cpu"), use_orig_params="original" in case
-        )
+        options = {"device_id": torch.device("cpu"), "use_orig_params": "original" in case}
+        return FullyShardedDataParallel(model, **options)
     mesh = init_device_mesh("cpu", (2,))
     for layer in (model,) if "evaluated" in case else (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
@@ -354,8 +351,7 @@ def test_a_non_finite_loss_in_one_process_is_an_error_in_all(reports, case):
     for rank in range(2):
         gradients, message = reports[rank][case]
         assert all(g is None for g in gradients)
-        another = case == "other" and rank == 0
-        assert ("of another process is nan" in message) == another
+        assert ("of another process is nan" in message) == (case == "other" and rank == 0)
 
 
 @pytest.mark.parametrize("case", ["auto", "auto two_pass", "auto short"])
@@ -396,8 +392,7 @@ def test_fully_sharded_models(reports, case):
             assert facts["micro_batches"] == 6  # 11 in twos; and 9 in as many
         flat = torch.cat([g.flatten() for g in gradients])
         want = torch.cat([2 * g.flatten() for g in expected])
-        off = (flat.double() - want).norm() / want.norm()
-        assert off < (2e-2 if "bfloat16" in case else 1e-11)
+        assert (flat.double() - want).norm() / want.norm() < (2e-2 if "bfloat16" in case else 1e-11)
 
 
 @pytest.mark.parametrize("case", [case for case in SHARDED if "auto" in case])

@@ -12,18 +12,8 @@ from outputs import ModelOutput
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from repro.mbs import (
-    LossCheckError,
-    LossReductionError,
-    LossShapeError,
-    MicroBatchError,
-    MicroBatchStreamer,
-    MixedSamplesError,
-    NonFiniteLossError,
-    UnsplittableBatchError,
-    UnsupportedLossError,
-    token_counts,
-)
+from repro import mbs
+from repro.mbs import LossCheckError, MicroBatchStreamer, MixedSamplesError, UnsupportedLossError
 from repro.measure.batches import call_model
 
 N = 65
@@ -48,8 +38,7 @@ def gradient(model):
 
 def error_of(loss_fn, targets, model=None, inputs=X, micro=16, **options):
     """Return the relative error of gradient and loss."""
-    weights = options.pop("weights", None)
-    model = model or make_model()
+    weights, model = options.pop("weights", None), model or make_model()
     plain = copy.deepcopy(model)
     loss = loss_fn(call_model(plain, inputs), *(() if targets is None else (targets,)))
     loss.backward()
@@ -118,18 +107,17 @@ SMOOTHED = nn.CrossEntropyLoss(weight=WEIGHT * (WEIGHT > 1), label_smoothing=0.1
         (partial(F.mse_loss, weight=VALUES.abs()), VALUES, {}, UnsupportedLossError),
         (nn.BCEWithLogitsLoss(weight=VALUES[:, :1].abs()), BITS, {}, UnsupportedLossError),
         (nn.BCEWithLogitsLoss(pos_weight=VALUES.abs()), BITS, {}, UnsupportedLossError),
-        (nn.MSELoss(), VALUES[:, 0], {}, LossShapeError),
+        (nn.MSELoss(), VALUES[:, 0], {}, mbs.LossShapeError),
         (*SMOOTHED, {}, UnsupportedLossError),
-        (nn.CrossEntropyLoss(reduction="none"), LABELS, {}, LossReductionError),
-        (partial(F.mse_loss, reduction="none"), VALUES, {"two_pass": True}, LossReductionError),
+        (nn.CrossEntropyLoss(reduction="none"), LABELS, {}, mbs.LossReductionError),
+        (partial(F.mse_loss, reduction="none"), VALUES, {"two_pass": True}, mbs.LossReductionError),
         (nn.MSELoss(reduction="sum"), VALUES, {"normalization": "paper"}, UnsupportedLossError),
-        (nn.MSELoss(reduction="sum"), VALUES, {"weights": [1.0] * N}, MicroBatchError),
-        (F.cross_entropy, torch.full((N,), -100), {}, NonFiniteLossError),
+        (nn.MSELoss(reduction="sum"), VALUES, {"weights": [1.0] * N}, mbs.MicroBatchError),
+        (F.cross_entropy, torch.full((N,), -100), {}, mbs.NonFiniteLossError),
     ],
 )
 def test_what_no_micro_batch_can_compute_is_refused(loss_fn, targets, options, error):
-    model = make_model(last=4)
-    weights = options.pop("weights", None)
+    model, weights = make_model(last=4), options.pop("weights", None)
     with pytest.raises(error):
         MicroBatchStreamer(model, loss_fn, 16, **options).backward(X, targets, weights=weights)
     assert all(p.grad is None for p in model.parameters())
@@ -382,8 +370,7 @@ def test_a_micro_batch_without_weight_is_checked_when_the_first_comes():
 
 
 def test_the_loss_is_read_at_each_mini_batch():
-    loss_fn = nn.CrossEntropyLoss()
-    model = make_model()
+    loss_fn, model = nn.CrossEntropyLoss(), make_model()
     streamer = MicroBatchStreamer(model, loss_fn, 16)
     for name, value in (("weight", WEIGHT), ("weight", WEIGHT.flip(0)), ("ignore_index", 1),
                         ("reduction", "sum")):  # fmt: skip
@@ -420,7 +407,7 @@ def test_tensors_that_neither_model_nor_loss_has_are_trained_exactly(kind, form)
     whole = torch.autograd.grad(loss_fn(model(X), LABELS), leaf)[0]
     assert torch.allclose(leaf.grad - 1, whole, rtol=1e-11)
     before = leaf.grad.clone()
-    with pytest.raises(NonFiniteLossError):
+    with pytest.raises(mbs.NonFiniteLossError):
         streamer.backward(X * torch.nan, LABELS)
     assert torch.equal(leaf.grad, before)
 
@@ -511,7 +498,7 @@ def test_a_loss_that_is_constant_without_some_samples():
 
     assert error_of(found, some, normalization="none") < 1e-12
     streamer = MicroBatchStreamer(make_model(), found, 16, normalization="none")
-    with pytest.raises(MicroBatchError, match="depends on nothing that requires a gradient"):
+    with pytest.raises(mbs.MicroBatchError, match="depends on nothing that requires a gradient"):
         streamer.backward(X, torch.zeros_like(some))
 
 
@@ -553,7 +540,7 @@ def test_samples_of_unequal_size(name):
 
 
 def test_a_mini_batch_of_a_form_of_its_own_needs_a_function_that_splits():
-    with pytest.raises(UnsplittableBatchError, match=r"inputs is a SimpleNamespace.*split="):
+    with pytest.raises(mbs.UnsplittableBatchError, match=r"inputs is a SimpleNamespace.*split="):
         streamer = MicroBatchStreamer(make_model(), F.mse_loss, 16)
         streamer.backward(SimpleNamespace(nodes=NODES), VALUES)
     split = partial(parts_of_graphs, VALUES)
@@ -577,7 +564,7 @@ def test_a_split_that_drops_or_repeats_samples_is_refused(bounds):
         return [tuple(part[i : i + min(most, 8)] for part in batch) for i in bounds(most)]
 
     streamer = MicroBatchStreamer(make_model(), nn.CrossEntropyLoss(), 8, split=split)
-    with pytest.raises(UnsplittableBatchError, match="each sample has to be in one of them"):
+    with pytest.raises(mbs.UnsplittableBatchError, match="each sample has to be in one of them"):
         streamer.backward(X, LABELS)
 
 
@@ -683,13 +670,12 @@ def test_tokens_are_counted():
 
     number = (PADDED[:, 1:] != -100).sum()
     for given in (number, int(number)):
-        counted = {**inputs, "num_items_in_batch": given}
-        assert language_error(counted, normalization="none") < 1e-12
-    assert language_error(inputs, weights=token_counts(PADDED, shift=True)) < 1e-12
+        assert language_error({**inputs, "num_items_in_batch": given}, normalization="none") < 1e-12
+    assert language_error(inputs, weights=mbs.token_counts(PADDED, shift=True)) < 1e-12
     with pytest.raises(LossCheckError):
-        language_error(inputs, weights=token_counts(PADDED))
-    assert token_counts(BYTES[:, None]).sum() == N
-    assert token_counts(PADDED).tolist() == [float((row >= 0).sum()) for row in PADDED]
+        language_error(inputs, weights=mbs.token_counts(PADDED))
+    assert mbs.token_counts(BYTES[:, None]).sum() == N
+    assert mbs.token_counts(PADDED).tolist() == [float((row >= 0).sum()) for row in PADDED]
 
 
 class Attending(nn.Module):
@@ -711,8 +697,7 @@ TABLE = torch.randn(N, 6, generator=GENERATOR, dtype=torch.float64)
 @pytest.mark.parametrize("two_pass", [False, True])
 @pytest.mark.parametrize("micro", [1, 16])
 def test_a_shared_tensor_that_is_as_long_by_chance_is_found(micro, two_pass):
-    inputs = {"x": X, "table": TABLE}
-    options = {"two_pass": two_pass}
+    inputs, options = {"x": X, "table": TABLE}, {"two_pass": two_pass}
     with pytest.raises(MixedSamplesError, match="shared="):
         MicroBatchStreamer(Attending(), F.cross_entropy, micro, **options).backward(inputs, LABELS)
     for shared in (["table"], "table", [TABLE]):
@@ -734,13 +719,12 @@ def test_an_output_that_is_as_long_as_a_micro_batch_by_chance_is_not_joined(micr
     with pytest.raises(LossCheckError):
         MicroBatchStreamer(Experts(), loss_fn, micro).backward(X, LABELS)
     for _ in range(2):
-        with pytest.raises(MicroBatchError, match=r"two_pass needs outputs with a row for each"):
+        with pytest.raises(mbs.MicroBatchError, match=r"two_pass needs outputs with a row for"):
             MicroBatchStreamer(Experts(), loss_fn, micro, two_pass=True).backward(X, LABELS)
 
 
 def test_batchnorm_without_running_statistics_hides_no_tensor_that_was_divided():
-    norm = nn.BatchNorm1d(4, track_running_stats=False).double()
-    model = Attending()
+    norm, model = nn.BatchNorm1d(4, track_running_stats=False).double(), Attending()
     model.linear = nn.Sequential(model.linear, norm)
     with pytest.raises(MixedSamplesError):
         MicroBatchStreamer(model, F.cross_entropy, 16).backward((X, TABLE), LABELS)

@@ -26,8 +26,7 @@ def make_batch(num_samples, seed=1):
 
 
 def tensors_of(model):
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return [*gradients, *model.buffers()]
+    return [*[p.grad for p in model.parameters() if p.grad is not None], *model.buffers()]
 
 
 def fits(size, limit, num_samples, batchnorm):
@@ -59,8 +58,7 @@ def test_auto_chooses_the_largest_size_that_fits(limit, batchnorm):
 
     sizing = streamer.sizing
     assert sizing is not None and sizing.micro_batch_size == size
-    assert sizing.limit_bytes == limit
-    assert sizing.observed_bytes == budget.peak_bytes
+    assert sizing.limit_bytes == limit and sizing.observed_bytes == budget.peak_bytes
     assert sizing.model is not None and sizing.predicted_bytes == sizing.model.predict(size)
     assert abs(sizing.prediction_error) < 0.001
 
@@ -94,8 +92,7 @@ def test_probes_leave_no_trace(form):
         timelines.append(len(streamer.timeline()))
     for a, b in zip(states[0][0], states[1][0], strict=True):
         assert torch.equal(a, b)
-    assert torch.equal(states[0][1], states[1][1])
-    assert timelines[0] == timelines[1]
+    assert torch.equal(states[0][1], states[1][1]) and timelines[0] == timelines[1]
 
 
 class Fragile(nn.Module):
@@ -139,9 +136,8 @@ def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
         run(streamer)  # probes
         assert streamer.sizing.micro_batch_size >= 16
     for m in (model, plain):
-        m.load_state_dict(
-            dict(zip(m.state_dict(), make_model().state_dict().values(), strict=True))
-        )
+        new = make_model().state_dict().values()
+        m.load_state_dict(dict(zip(m.state_dict(), new, strict=True)))
         for p in m.parameters():
             p.grad = torch.ones_like(p) if direction == "backward" else None
     before = scalers[0].state_dict() if scalers[0] else None
@@ -152,8 +148,7 @@ def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction):
     assert before is None or scalers[0].state_dict() == before
     assert (result.micro_batch_size, result.num_micro_batches) == (8, 4)
     expected, expected_rng = run(reference)
-    assert torch.equal(result.loss, expected.loss)
-    assert torch.equal(rng, expected_rng)
+    assert torch.equal(result.loss, expected.loss) and torch.equal(rng, expected_rng)
     for a, b in zip(tensors_of(model), tensors_of(plain), strict=True):
         assert torch.equal(a, b)
 
@@ -204,8 +199,7 @@ def test_a_fixed_size_that_does_not_fit_is_an_error_without_a_trace():
 
 
 def test_another_error_is_not_retried():
-    model = make_model()
-    calls = []
+    model, calls = make_model(), []
 
     def loss_fn(outputs, targets):
         calls.append(len(outputs))

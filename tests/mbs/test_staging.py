@@ -85,8 +85,7 @@ def test_the_ring_is_not_overwritten_while_it_is_read(device, memory, prefetch):
 
 def test_the_callers_pinned_memory_may_be_written_at_once(device):
     stager = Stager(device, 3, trace=False)
-    data = torch.ones(12, 1 << 20).pin_memory()
-    seen = []
+    data, seen = torch.ones(12, 1 << 20).pin_memory(), []
     for part in stager.stream(data[i : i + 1] for i in range(12)):
         sleep(device)
         seen.append(part.sum())
@@ -152,8 +151,7 @@ def test_dropout_on_the_device_repeats_in_two_passes(device):
     model = nn.Sequential(model, nn.Dropout(0.5))
     torch.manual_seed(3)
     outputs = torch.cat([model(x[i : i + 14].to(device)) for i in range(0, 70, 14)])
-    loss = F.cross_entropy(outputs, y.to(device))
-    expected = torch.autograd.grad(loss, list(model.parameters()))
+    expected = torch.autograd.grad(F.cross_entropy(outputs, y.to(device)), list(model.parameters()))
     after = torch.get_device_module(device).get_rng_state()
     torch.manual_seed(3)
     MicroBatchStreamer(model, F.cross_entropy, 16, two_pass=True).backward(x, y)

@@ -11,18 +11,8 @@ from outputs import ModelOutput
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, unpack_sequence
 
-from repro.measure.batches import (
-    BatchError,
-    BatchSizeMismatchError,
-    EmptyBatchError,
-    UnsplittableBatchError,
-    bounds,
-    call_model,
-    leaves_of,
-    read_batch,
-    split_by,
-    to_device,
-)
+from repro.measure import batches
+from repro.measure.batches import UnsplittableBatchError, leaves_of, read_batch
 
 N = 5
 X = torch.arange(N * 2.0).view(N, 2)
@@ -114,9 +104,10 @@ def test_packed_sequences_are_packed_again(enforce_sorted):
     for one, other in zip(unpack_sequence(part), sequences[1:4], strict=True):
         assert torch.equal(one, other)
     rnn = nn.GRU(2, 3, batch_first=True)
-    whole, *parts = [call_model(rnn, p)[1] for p in (packed, *(batch.slice(*b)[0] for b in ENDS))]
+    given = packed, *(batch.slice(*ends)[0] for ends in ENDS)
+    whole, *parts = [batches.call_model(rnn, p)[1] for p in given]
     torch.testing.assert_close(torch.cat(parts, 1), whole)
-    assert to_device(part, torch.device("cpu")).data.device.type == "cpu"
+    assert batches.to_device(part, torch.device("cpu")).data.device.type == "cpu"
     assert pad_packed_sequence(part)[0].shape[1] == 3
 
 
@@ -160,12 +151,12 @@ def test_what_is_shared_reaches_every_part_whole(inputs, targets, shared):
 @pytest.mark.parametrize(
     ("inputs", "targets", "options", "error", "message"),
     [
-        (X[:0], Y[:0], {}, EmptyBatchError, "no samples"),
-        (X, Y[:4], {}, BatchSizeMismatchError, r"\[5, 4\]; they must be equal.*shared="),
-        (X, Y[:4].numpy(), {}, BatchSizeMismatchError, r"inputs has 5, targets has 4"),
-        (Frozen(X, Y[:4]), None, {}, BatchSizeMismatchError, r"inputs.label has 4"),
-        (torch.tensor(1.0), None, {}, BatchError, "no tensor with a batch dimension"),
-        ("text", None, {}, BatchError, r"inputs are str"),
+        (X[:0], Y[:0], {}, batches.EmptyBatchError, "no samples"),
+        (X, Y[:4], {}, batches.BatchSizeMismatchError, r"\[5, 4\]; they must be equal.*shared="),
+        (X, Y[:4].numpy(), {}, batches.BatchSizeMismatchError, r"inputs has 5, targets has 4"),
+        (Frozen(X, Y[:4]), None, {}, batches.BatchSizeMismatchError, r"inputs.label has 4"),
+        (torch.tensor(1.0), None, {}, batches.BatchError, "no tensor with a batch dimension"),
+        ("text", None, {}, batches.BatchError, r"inputs are str"),
         (Holder(X), Y, {}, UnsplittableBatchError, "inputs is a Holder, whose samples"),
         ({"x": X, "g": Holder([X])}, Y, {}, UnsplittableBatchError, "inputs.g is a Holder"),
         (X, iter([1]), {}, UnsplittableBatchError, "targets is an iterator"),
@@ -213,7 +204,7 @@ def test_what_a_list_was_in_an_earlier_mini_batch_decides():
 
 def test_bounds_are_as_few_as_can_be_and_alike():
     for count, most in itertools.product((1, 2, 3, 5, 16, 65, 70, 129), (1, 2, 3, 16, 64)):
-        ranges = bounds(count, most)
+        ranges = batches.bounds(count, most)
         sizes = [stop - start for start, stop in ranges]
         assert [n for start, stop in ranges for n in range(start, stop)] == list(range(count))
         assert max(sizes) <= most and max(sizes) - min(sizes) <= 1
@@ -225,15 +216,15 @@ def test_a_split_function():
         x, y = batch
         return [(x[i : i + most], y[i : i + most]) for i in range(0, len(x), most)]
 
-    assert [count for _, _, count in split_by(halves, X, Y, 2)] == [2, 2, 1]
-    assert split_by(lambda batch, most: [(Holder(X), None, 3)], X, Y, 2)[0][2] == 3
+    assert [count for _, _, count in batches.split_by(halves, X, Y, 2)] == [2, 2, 1]
+    assert batches.split_by(lambda batch, most: [(Holder(X), None, 3)], X, Y, 2)[0][2] == 3
     for result, error, message in (
         (None, UnsplittableBatchError, "split returned a NoneType"),
-        ([], EmptyBatchError, "no micro-batch"),
+        ([], batches.EmptyBatchError, "no micro-batch"),
         ([X], UnsplittableBatchError, "split returned a list; it must"),
         ([(X, Y, 0)], UnsplittableBatchError, "0 as a number"),
         ([(Holder(X), None)], UnsplittableBatchError, "cannot be counted"),
         ([(X, Y[:1])], UnsplittableBatchError, "cannot be counted"),
     ):
         with pytest.raises(error, match=message):
-            split_by(lambda batch, most, result=result: result, X, Y, 2)
+            batches.split_by(lambda batch, most, result=result: result, X, Y, 2)

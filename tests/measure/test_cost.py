@@ -90,8 +90,7 @@ class Machine:
     def __init__(self, monkeypatch, seconds, first=1, slow_calls=()):
         self.now_s, self.calls, self.made = 0.0, [], []
         self.seconds, self.first, self.slow_calls = seconds, first, slow_calls
-        clock = SimpleNamespace(perf_counter=lambda: self.now_s)
-        monkeypatch.setattr(timing, "time", clock)
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
 
     def make_step(self, size):
         self.made.append(size)

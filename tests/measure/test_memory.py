@@ -6,15 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from repro.measure import (
-    BudgetExceededError,
-    MemoryBudget,
-    MemoryMeter,
-    accelerator,
-    is_out_of_memory,
-    least_limit,
-    memory_state,
-)
+from repro import measure
+from repro.measure import MemoryBudget, MemoryMeter, accelerator, is_out_of_memory, memory_state
 
 KIB, MIB = 1024, 2**20
 
@@ -99,7 +92,7 @@ def test_budget_admits_the_limit_refuses_one_byte_more_and_releases_it():
         assert is_out_of_memory(caught.value) and budget.peak_bytes == 8 * KIB
         assert not caught.value.__suppress_context__  # an error that was being handled is shown
         a = block(6)  # while the error, with its traceback, is still at hand
-        with pytest.raises(BudgetExceededError):
+        with pytest.raises(measure.BudgetExceededError):
             block(4)
         b = block(2)
         assert budget.live_bytes == 8 * KIB
@@ -107,7 +100,7 @@ def test_budget_admits_the_limit_refuses_one_byte_more_and_releases_it():
     weight = nn.Parameter(torch.ones(KIB))
     with MemoryBudget(17 * KIB):
         loss = (weight * 2).square().sum()
-        with pytest.raises(BudgetExceededError):  # through the backward pass
+        with pytest.raises(measure.BudgetExceededError):  # through the backward pass
             loss.backward()
     assert weight.grad is None
 
@@ -116,14 +109,14 @@ def test_tightest_of_nested_budgets_rules_and_what_does_not_fit_leaves_none():
     with MemoryBudget(16 * KIB), MemoryBudget(8 * KIB):
         state = memory_state()
         assert (state.limit_bytes, state.live_bytes, state.simulated) == (8 * KIB, 0, True)
-        with pytest.raises(BudgetExceededError):
+        with pytest.raises(measure.BudgetExceededError):
             block(9)
         a = block(3)
         assert memory_state().free_bytes == 5 * KIB
         del a
     resident = [block(2)]
     freed = weakref.ref(resident[0])
-    with pytest.raises(BudgetExceededError), MemoryBudget(KIB, resident=resident):
+    with pytest.raises(measure.BudgetExceededError), MemoryBudget(KIB, resident=resident):
         pass
     del resident
     gc.collect()
@@ -156,8 +149,7 @@ def test_meters_and_budgets_of_an_accelerator(device):
         with MemoryMeter(device) as inner:
             block(16 * KIB, device)
     block(128 * KIB, device)
-    assert outer.device == device
-    assert inner.peak_bytes - inner.start_bytes == 16 * MIB
+    assert outer.device == device and inner.peak_bytes - inner.start_bytes == 16 * MIB
     assert outer.peak_bytes - outer.start_bytes == 64 * MIB <= outer.peak_reserved_bytes
     assert 16 * MIB <= inner.peak_reserved_bytes - inner.start_bytes < 64 * MIB
     before = accelerator.limit_bytes(device)
@@ -213,6 +205,6 @@ def test_a_limit_of_an_accelerator_is_met_to_the_byte(monkeypatch, total):
                 assert card.allowed == max(1, limit - 1)
             assert card.allowed == limit
         assert card.allowed == total
-    assert least_limit("cpu") == 1
+    assert measure.least_limit("cpu") == 1
     # cuBLAS's two handles take 32 MiB each on Hopper; what remains is torch's, as elsewhere.
-    assert least_limit("cuda") - 2 * 32 * MIB >= least_limit("xpu") == 64 * MIB
+    assert measure.least_limit("cuda") - 2 * 32 * MIB >= measure.least_limit("xpu") == 64 * MIB

@@ -10,9 +10,8 @@ def test_the_limit_is_found_from_wherever_it_starts(limit, growth, within):
     starts += [{"guess": n} for n in (0, 1, 90, 5000)]
     for start in starts:
         tried = []
-        largest = largest_batch(
-            lambda n, t=tried: t.append(n) or n <= limit, **start, growth=growth, within=within
-        )
+        fits = lambda n, t=tried: t.append(n) or n <= limit  # noqa: E731
+        largest = largest_batch(fits, **start, growth=growth, within=within)
         assert largest <= limit < largest + max(1, largest // within) + 1
         assert all(n >= 1 for n in tried) and len(tried) < 100
         assert start.get("known") not in tried  # it costs nothing again

@@ -133,5 +133,4 @@ def test_samples_of_an_accelerator(device, queued, monkeypatch):
 @pytest.mark.cuda_only("a sleep takes time")
 def test_samples_are_device_time():
     for queued in (False, True):  # about 10 ms, queued without waiting
-        timing = timed(lambda: torch.cuda._sleep(20_000_000), queued, 3, 1)
-        assert timing.median_s > 0.002
+        assert timed(lambda: torch.cuda._sleep(20_000_000), queued, 3, 1).median_s > 0.002

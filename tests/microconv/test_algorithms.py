@@ -66,8 +66,7 @@ def run_guarded(algorithm, kernel, b, size, seed=0):
     out = whole[1:-1]
     if accumulates:
         out.copy_(torch.linspace(-3, 3, out.numel()).view(out.shape))
-    before = out.clone()
-    copies = [tensor.clone() for tensor in (first, second)]
+    before, copies = out.clone(), [tensor.clone() for tensor in (first, second)]
     backends.run(algorithm, kernel, (first, second, out), workspace)
     assert (memory[:GUARD] == 0xFF).all() and (memory[GUARD + size :] == 0xFF).all()
     assert whole[0].isnan().all() and whole[-1].isnan().all()

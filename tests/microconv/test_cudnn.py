@@ -14,15 +14,8 @@ import pytest
 import torch
 from tuned_nets import reference
 
-from repro.microconv import (
-    BenchmarkCache,
-    Convolution,
-    Division,
-    Kernel,
-    backends,
-    cudnn,
-    stated_error,
-)
+from repro import microconv
+from repro.microconv import BenchmarkCache, Convolution, Division, Kernel, backends, cudnn
 from repro.microconv.backends import BACKENDS, run_division
 from repro.microconv.cudnn import CuDNNBackend, UnsupportedError
 from repro.microconv.kernels import KINDS, aligned
@@ -70,7 +63,7 @@ def assert_near(out, expected, kernel, algorithm):
     assert out.isfinite().all()
     error = float((out - expected).abs().max() / expected.abs().max())
     # In 16 bits what is stated says little; sums are in float32, and rounded at the end.
-    allowed = min(stated_error(f"cudnn:{algorithm}", kernel), 0.05)
+    allowed = min(microconv.stated_error(f"cudnn:{algorithm}", kernel), 0.05)
     assert error <= allowed, (algorithm, kernel, error)
 
 
@@ -193,14 +186,11 @@ def test_scales_algorithm_stream_and_workspace(stub, kind, dtype):
         assert run["stream"] == "4711" and run["workspace"] == str(size)
     stub.stream.cuda_stream = 42  # set before each call
     run_guarded(algorithm, kernel, operands, size)
-    assert log(stub, "run")[-1]["stream"] == "42"
-    assert set(stub.devices) == {"cpu"}
+    assert log(stub, "run")[-1]["stream"] == "42" and set(stub.devices) == {"cpu"}
     for b in (1, 5, 64):  # the workspace is asked for by micro-batch
         listed = dict(BACKEND.algorithms(kernel, b))
-        assert listed == {
-            name: aligned(b * 1000 * number + 7 if number else 0)
-            for name, number in NUMBERS[kind].items()
-        }
+        sizes = {name: b * 1000 * n + 7 if n else 0 for name, n in NUMBERS[kind].items()}
+        assert listed == {name: aligned(size) for name, size in sizes.items()}
         assert {name: BACKEND.given_bytes(name, kernel, b) for name in listed} == listed
 
 
@@ -228,8 +218,7 @@ def test_true_half_computes_in_half_and_pseudo_half_in_float32(stub, kind):
     true_half = CuDNNBackend(half=True)
     kernel = Kernel(kind, Convolution(32, 6, 6, 8, (3, 3), padding=(1, 1)), "float16")
     first, second, out = kernel.tensors(4)
-    expected = reference(kernel, first, second)
-    errors = {}
+    expected, errors = reference(kernel, first, second), {}
     for backend, compute in ((BACKEND, "0"), (true_half, "2")):
         (name, size), *_ = backend.algorithms(kernel, 4)
         workspace = torch.empty(size, dtype=torch.uint8)

@@ -65,9 +65,8 @@ def check(declared: Declared) -> str:
         returned = C_TYPES[function.restype]
         arguments = ", ".join(C_TYPES[kind] for kind in function.argtypes)
         ours = f"{returned} (*)({arguments})"
-        lines.append(
-            f'static_assert(declared::same<decltype(&::{name}), {ours}>::value, "{name}");'
-        )
+        same = f"declared::same<decltype(&::{name}), {ours}>::value"
+        lines.append(f'static_assert({same}, "{name}");')
     lines += [f'static_assert({name} == {number}, "{name}");' for name, number in values().items()]
     return "\n".join(lines) + "\n"
 

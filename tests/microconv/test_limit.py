@@ -19,18 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tuned_nets import InventedTimes, kernels_in, reference, relative_error, tuned_layers
 from tuned_nets import images as make_images
 
+from repro import microconv
 from repro.measure.allocations import peak_inside
-from repro.microconv import (
-    BenchmarkCache,
-    Candidate,
-    Convolution,
-    Division,
-    Kernel,
-    LayerGoneError,
-    TunedConv2d,
-    WorkspaceLimitError,
-    tune,
-)
+from repro.microconv import BenchmarkCache, Candidate, TunedConv2d, WorkspaceLimitError, tune
 from repro.microconv.backends import NATIVE
 from repro.microconv.measuring import Bench, Trial
 from repro.microconv.results import TuningReport
@@ -142,11 +133,11 @@ def test_under_wd_each_kernel_has_its_own_share_at_every_batch_size():
 
 
 def test_bytes_that_wd_assigned_to_no_kernel_are_given_once():
-    key = Kernel("forward", Convolution(3, 8, 8, 4, (3, 3))), 8
+    key = microconv.Kernel("forward", microconv.Convolution(3, 8, 8, 4, (3, 3))), 8
     tuner = Tuner(TuningReport("WD", "all", 1000), Bench(None, BenchmarkCache()), 0.0, {})
     tuner.measured[key], tuner.spare = {8: [Candidate(NATIVE, 1.0, 90)]}, 100
     # Torch's own takes 80 bytes more than the division: of two kernels, from one.
-    assert [tuner._needed(key, Division(1.0, 10, [])) for _ in range(2)] == [False, True]
+    assert [tuner._needed(key, microconv.Division(1.0, 10, [])) for _ in range(2)] == [False, True]
 
 
 def test_frozen_filters_take_no_more():
@@ -235,9 +226,8 @@ def test_other_convolutions_count_as_they_are_called():
 
 @pytest.mark.parametrize("bad", [(), ("2",), ("0", "2"), ("0", "2", "4")])
 def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Dropout(), nn.Conv2d(4, 4, 3)
-    )
+    first, second, third = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+    model = nn.Sequential(first, nn.BatchNorm2d(4), second, nn.Dropout(), third)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = torch.get_rng_state()
 
@@ -347,7 +337,8 @@ def test_a_traced_model_computes_any_input_and_says_where_its_layers_are_gone():
     loaded = torch.jit.load(file)
     del model, traced
     gc.collect()
-    with pytest.raises((LayerGoneError, RuntimeError), match=r"tuned layer \d+, which is not"):
+    gone = microconv.LayerGoneError, RuntimeError
+    with pytest.raises(gone, match=r"tuned layer \d+, which is not"):
         loaded(images(4, 9))
 
 
@@ -363,9 +354,8 @@ def test_the_operators_keep_torchs_rules_and_its_count_of_operations(groups):
     layer = next(iter(model[0].tuned.values()))
     arguments = (images(4, 9).requires_grad_(), model[0].weight, model[0].bias, layer.number)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(
-        torch.ops.repro_microconv.convolution.default, arguments, test_utils=tests
-    )
+    operator = torch.ops.repro_microconv.convolution.default
+    torch.library.opcheck(operator, arguments, test_utils=tests)
     counts = []
     for one in (model, plain):
         with FlopCounterMode(display=False) as counter:

@@ -169,8 +169,7 @@ def test_a_second_call_measures_what_is_new(store, builtin, fast, monkeypatch):
     assert fast.listed == [1, 4, 8]  # nor asked for its algorithms
     fast.calls.clear()
     first.candidates(KERNEL, 8, [1, 2, 8])
-    assert {call.b for call in fast.calls} == {2}
-    assert (first.measured, first.cached) == (12, 15)
+    assert {call.b for call in fast.calls} == {2} and (first.measured, first.cached) == (12, 15)
     first.candidates(KERNEL, 2, [1, 2])  # of a smaller mini-batch
     assert first.measured == 12 and made == [8, 8]
 
@@ -183,8 +182,7 @@ def test_what_cudnn_lists_and_refuses_is_remembered(store, builtin, fast):
     assert store.times(key_of(KERNEL), 1)["fast:big"] == []
     del fast.errors["big"]
     again = make(store, fast)
-    assert again.candidates(KERNEL, 2, [1, 2]) == candidates
-    assert fast.counted("big") == 2
+    assert again.candidates(KERNEL, 2, [1, 2]) == candidates and fast.counted("big") == 2
     assert (again.measured, again.cached) == (0, 6)
 
 
@@ -233,8 +231,7 @@ def test_compare(store, builtin, fast, monkeypatch):
     assert {c.workspace for c in fast.calls} == {4 * 4096}  # torch's own takes none of it
     for again in (bench, make(store, fast)):
         cached = again.cached
-        assert again.compare(KERNEL, 8, PARTS) == trial
-        assert again.cached == cached + 2
+        assert again.compare(KERNEL, 8, PARTS) == trial and again.cached == cached + 2
     assert len(builtin.calls) == len(calls) == 2 * (rounds + 1)
     # The machine slows down for most rounds of the one and, less so, of the other.
     trial = measuring.Trial((1.0, 1.0, 8.0, 8.0, 8.0), (2.0, 2.0, 16.0, 9.0, 9.0))

@@ -10,15 +10,8 @@ import pytest
 import torch
 from scipy import optimize
 
-from repro.microconv import (
-    POLICIES,
-    Candidate,
-    Division,
-    assign_workspaces,
-    best_division,
-    micro_batch_sizes,
-    pareto_front,
-)
+from repro import microconv
+from repro.microconv import Candidate, Division, assign_workspaces, best_division, micro_batch_sizes
 
 SEEDS = range(400)
 
@@ -86,7 +79,7 @@ def test_against_brute_force(times):
         every = list(divisions(batch, candidates))
         within = [pair for pair in every if limit is None or pair[1] <= limit]
         if not within:
-            for function in (best_division, pareto_front):
+            for function in (best_division, microconv.pareto_front):
                 with pytest.raises(ValueError) as caught:  # noqa: PT011
                     function(batch, candidates, limit)
             if every:
@@ -94,7 +87,7 @@ def test_against_brute_force(times):
                 assert f"would work is {min(w for _, w in every)} bytes" in str(caught.value)
             continue
         feasible += 1
-        front = pareto_front(batch, candidates, limit)
+        front = microconv.pareto_front(batch, candidates, limit)
         expected = desirable(within)
         assert [d.workspace_bytes for d in front] == [w for _, w in expected]
         for division, (time, _) in zip(front, expected, strict=True):
@@ -110,7 +103,7 @@ def test_of_equal_divisions_the_one_with_the_largest_micro_batch():
 
 
 def test_policies():
-    assert POLICIES == ("all", "powerOfTwo", "undivided")
+    assert microconv.POLICIES == ("all", "powerOfTwo", "undivided")
     for batch in range(1, 300):
         assert micro_batch_sizes(batch, "all") == list(range(1, batch + 1))
         powers = [size for size in range(1, batch + 1) if size & (size - 1) == 0]
@@ -138,7 +131,7 @@ ONE = {1: [Candidate("a", 1, 0)]}
     ],
 )  # fmt: skip
 def test_what_has_no_division(batch, candidates, limit, message):
-    for function in (best_division, pareto_front):
+    for function in (best_division, microconv.pareto_front):
         with pytest.raises(ValueError, match=message):
             function(batch, candidates, limit)
 
@@ -260,8 +253,7 @@ def test_a_choice_that_only_floating_point_admits_is_excluded(solved):
 def test_one_byte_short_with_many_equal_kernels(solved):
     # Every choice of 5 kernels of 10 is one byte too much: they cannot be excluded one by one.
     fronts = {k: [Division(2.0, 0, []), Division(1.0, 2**30, [])] for k in range(10)}
-    chosen = assign_workspaces(fronts, 5 * 2**30 - 1)
-    assert sum(d.time_s for d in chosen.values()) == 16.0
+    assert sum(d.time_s for d in assign_workspaces(fronts, 5 * 2**30 - 1).values()) == 16.0
 
 
 def test_the_total_that_is_named_works_and_one_byte_less_does_not():
@@ -281,10 +273,8 @@ def test_the_total_that_is_named_works_and_one_byte_less_does_not():
 
 @pytest.mark.parametrize("solver", ["linprog", "milp"])
 def test_where_the_solver_stops(solver, monkeypatch):
-    fronts = {
-        k: [Division(9.0, 0, []), Division(5.0 - k, 7 + k, []), Division(1.0, 12, [])]
-        for k in range(3)
-    }
+    ends = Division(9.0, 0, []), Division(1.0, 12, [])
+    fronts = {k: [ends[0], Division(5.0 - k, 7 + k, []), ends[1]] for k in range(3)}
     stopped = optimize.OptimizeResult(x=None, message="time limit")
     monkeypatch.setattr(optimize, solver, lambda *a, **k: stopped)
     if solver == "linprog":  # a bound is missing, no more

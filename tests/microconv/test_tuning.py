@@ -17,29 +17,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import tuned_nets
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from tuned_nets import (
-    BATCH,
-    InventedTimes,
-    assert_close,
-    images,
-    kernels_in,
-    relative_error,
-    tuned_layers,
-)
+from tuned_nets import BATCH, InventedTimes, assert_close, images, relative_error, tuned_layers
 
-from repro.microconv import (
-    BenchmarkCache,
-    CacheWarning,
-    LayerGoneError,
-    NotTunableError,
-    TunedConv2d,
-    find_kernels,
-    stated_error,
-    tune,
-    untune,
-)
+from repro import microconv
+from repro.microconv import BenchmarkCache, NotTunableError, find_kernels, tune, untune
 from repro.microconv.kernels import KINDS
 from repro.microconv.measuring import Trial
 from repro.microconv.nnpack import _zeros
@@ -188,8 +172,7 @@ def test_a_workspace_made_in_inference_mode_trains():
 
 
 def test_operands_that_are_not_contiguous():
-    model = nn.Conv2d(3, 4, 3, padding=1)
-    x = images(6, (12, 12))
+    model, x = nn.Conv2d(3, 4, 3, padding=1), images(6, (12, 12))
     reference, _ = divided(model, x, ("nnpack:ft8x8", "torch:im2col"))
     for other in (
         x.transpose(2, 3),
@@ -257,8 +240,7 @@ def test_frozen_weights_and_the_first_layer_need_fewer_kernels():
 def test_channels_last_is_divided_in_its_own_layout():
     model = make_net().to(memory_format=torch.channels_last)
     x = images().to(memory_format=torch.channels_last)
-    times = InventedTimes(slowdown=1.0)
-    reference, report = divided(model, x, ("torch:native",), cache=times)
+    reference, report = divided(model, x, ("torch:native",), cache=InventedTimes(slowdown=1.0))
     assert {e.kernel.layout for e in report.kernels if e.layer != "point"} == {"nhwc"}
     divisions = {str(entry.division) for entry in report.kernels}
     assert divisions == {"3×2 torch:native + 1 torch:native"} and report.allocated_bytes == 0
@@ -336,8 +318,7 @@ class Doubled(nn.Conv2d):
     ],
 )
 def test_layers_that_are_left_alone_with_a_reason(layer, reason):
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), layer)
-    before = dict(vars(layer))
+    model, before = nn.Sequential(nn.Conv2d(3, 3, 1), layer), dict(vars(layer))
     reference, report = divided(model)
     assert list(report.skipped) == ["1"] and reason in report.skipped["1"]
     assert type(model[1]) is type(layer) is type(reference[1]) and vars(layer) == before
@@ -416,7 +397,7 @@ def test_a_slower_division_is_left_to_torch(monkeypatch):
     ):
         model = nn.Conv2d(3, 4, 3)
         _, report = divided(model, cache=times, min_gain=gain)
-        assert (isinstance(model, TunedConv2d)) == tuned
+        assert (isinstance(model, microconv.TunedConv2d)) == tuned
         for entry in report.kernels:
             assert (entry.division is not None) == tuned
             assert [entry.time_s] == (times.trial["divided"] if tuned else [entry.native_s])
@@ -442,14 +423,12 @@ def test_numerical_derivatives_of_first_and_second_order():
 def test_functional_transforms_fall_back():
     model = make_net(torch.float64).eval()
     reference, _ = divided(model, images(dtype=torch.float64), training=True)
-    x = images(dtype=torch.float64)
-    results = []
+    x, results = images(dtype=torch.float64), []
     for module in (model, reference):
         parameters = {name: p.detach() for name, p in module.named_parameters()}
 
         def loss(parameters, image, module=module):
-            outputs = torch.func.functional_call(module, parameters, (image[None],))
-            return outputs.square().sum()
+            return torch.func.functional_call(module, parameters, (image[None],)).square().sum()
 
         whole = torch.func.grad(loss)(parameters, x[0])
         each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
@@ -522,14 +501,14 @@ def saved(model):
 def test_copies_of_a_tuned_model(copied, mode):
     model = make_net()
     reference, report = divided(model, mode=mode, algorithms=("torch:direct", "nnpack:ft8x8"))
-    (ours,) = {kernel.workspace for kernel in kernels_in(model)}
+    (ours,) = {kernel.workspace for kernel in tuned_nets.kernels_in(model)}
     address = ours.allocate().data_ptr()
     model(images(3))  # so that there are divisions of another batch size
     assert ours.allocate().data_ptr() == address and ours.size == report.allocated_bytes > 0
     model.norm.load_state_dict(reference.norm.state_dict())
     other = copied(model)
     assert tuned_layers(other) == tuned_layers(model)
-    (theirs,) = {kernel.workspace for kernel in kernels_in(other)}
+    (theirs,) = {kernel.workspace for kernel in tuned_nets.kernels_in(other)}
     assert theirs is not ours and theirs.size == ours.size
     assert_same(other, reference, images())
     assert other.first.untuned_calls == model.first.untuned_calls == 0
@@ -642,8 +621,7 @@ def test_what_a_run_changes_is_put_back(problem, monkeypatch):
     if problem == "none":
         tune(model, x, min_gain=-1.0, **options)
         find_kernels(model, x)
-        assert tuned_layers(model)
-        assert disturbance(untune(model), x) == before
+        assert tuned_layers(model) and disturbance(untune(model), x) == before
         tune(model, x, cache=None)  # measured
         assert disturbance(untune(model), x) == before
     elif problem == "raises":
@@ -740,7 +718,8 @@ def test_the_report():
     assert report.measured == 0 and report.cached > len(every)
     for entry in entries:
         assert entry.batch == BATCH and (entry.time_s, entry.native_s) == (1.0, 2.0)
-        assert entry.error == max(stated_error(n, entry.kernel) for _, n in entry.division.parts)
+        used = [name for _, name in entry.division.parts]
+        assert entry.error == max(microconv.stated_error(n, entry.kernel) for n in used)
     found = [(e.layer, e.kernel, e.batch) for e in entries]
     assert find_kernels(model, images()) == found
     forward = find_kernels(untune(model), images(), training=False)  # without tuning
@@ -786,8 +765,7 @@ def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
     options = {"mode": "WD", "cache": tmp_path / "folder" / "times.sqlite", "min_gain": -math.inf}
     options["algorithms"] = ("torch:im2col", "nnpack")
     model = nn.Sequential(one(), nn.Conv2d(4, 4, 3, padding=1))
-    reference = copy.deepcopy(model)
-    first = tune(model, x, **options)
+    reference, first = copy.deepcopy(model), tune(model, x, **options)
     assert first.measured > 0 and all(entry.division for entry in first.kernels)
     assert_same(model, reference, x)
     for again in (model, copy.deepcopy(reference)):
@@ -803,7 +781,7 @@ def test_a_second_tuning_measures_nothing(tmp_path, monkeypatch):
     assert (again.measured, again.cached) == (0, report.measured + report.cached)
     monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "microconv.sqlite" / "below"))
     monkeypatch.setenv("REPRO_MICROCONV_POLICY", "undivided")
-    with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
+    with pytest.warns(microconv.CacheWarning, match="kept in memory until the process ends"):
         assert tune(one(), x).policy == "undivided"
 
 
@@ -876,8 +854,7 @@ def qat(model):
 def quantised_fx(model):
     from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
 
-    mapping = get_default_qconfig_mapping("fbgemm")
-    prepared = quantize_fx.prepare_fx(model, mapping, (images(),))
+    prepared = quantize_fx.prepare_fx(model, get_default_qconfig_mapping("fbgemm"), (images(),))
     prepared(images())
     return quantize_fx.convert_fx(prepared)
 
@@ -951,8 +928,7 @@ def test_a_forward_pass_of_ones_own_stays(replace, monkeypatch):
 def test_a_shallow_copy():
     model = nn.Conv2d(3, 4, 3)
     divided(model)
-    shallow = copy.copy(model)
-    replica = model._replicate_for_data_parallel()
+    shallow, replica = copy.copy(model), model._replicate_for_data_parallel()
     replica.weight, replica.bias = model.weight * 2, model.bias * 2
     assert relative_error(replica(images()), 2 * model(images())) <= 1e-6
     assert torch.equal(shallow(images()), model(images()))
@@ -962,7 +938,8 @@ def test_a_shallow_copy():
     del model
     assert known() is None  # no cycle holds the weights
     gc.enable()
-    with pytest.raises(LayerGoneError, match=r"untune\(copy\), or make the copy by copy.deepcopy"):
+    told = r"untune\(copy\), or make the copy by copy.deepcopy"
+    with pytest.raises(microconv.LayerGoneError, match=told):
         shallow(images())
     assert relative_error(untune(shallow)(images()), expected) <= 1e-5
 

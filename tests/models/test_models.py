@@ -39,8 +39,7 @@ def small(name, batch_size=3):
     options, image, output = MODELS[name]
     torch.manual_seed(0)
     model = build(name, **options).double()
-    x = torch.randn(batch_size, *image, dtype=torch.float64)
-    return model, x, (batch_size, *output)
+    return model, torch.randn(batch_size, *image, dtype=torch.float64), (batch_size, *output)
 
 
 def settled(model, x):
@@ -64,8 +63,7 @@ def test_shape_type_and_gradients_of_every_parameter(name):
     y = model(x)
     assert y.shape == shape and y.dtype == torch.float64 and y.isfinite().all()
     y.square().sum().backward()
-    missing = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert missing == []
+    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
 @EVERY
@@ -75,13 +73,11 @@ def test_samples_are_apart_and_channels_last_changes_nothing_but_the_layout(name
     layouts, last = [], {"memory_format": torch.channels_last}
     with torch.no_grad():
         expected = model(x)
-        alone = torch.cat([model(sample) for sample in x.split(1)])
-        torch.testing.assert_close(alone, expected)
+        torch.testing.assert_close(torch.cat([model(sample) for sample in x.split(1)]), expected)
+        note = lambda _, inputs: layouts.append(inputs[0].is_contiguous(**last))  # noqa: E731
         for module in model.to(**last).modules():
             if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
-                module.register_forward_pre_hook(
-                    lambda _, inputs: layouts.append(inputs[0].is_contiguous(**last))
-                )
+                module.register_forward_pre_hook(note)
         torch.testing.assert_close(model(x.to(**last)), expected)
     assert all(layouts)
 
@@ -190,8 +186,7 @@ def test_equals_torchvisions_with_the_small_stem(name):
     reference = torchvision.models.get_model(name, weights=None, num_classes=5)
     reference.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     reference.maxpool = nn.Identity()
-    ours = build(name, num_classes=5)
-    values = reference.state_dict().values()
+    ours, values = build(name, num_classes=5), reference.state_dict().values()
     ours.load_state_dict(dict(zip(ours.state_dict(), values, strict=True)))
     x = torch.randn(3, 3, 18, 13, dtype=torch.float64)
     torch.testing.assert_close(ours.double()(x), reference.double()(x))
@@ -228,8 +223,7 @@ def test_edsr_written_out(scale):
     """Two skips, the residuals scaled, 0.5 taken off and put back."""
     torch.manual_seed(0)
     model = build("edsr", blocks=2, width=4, scale=scale, channels=1).double()
-    x = torch.rand(2, 1, 6, 5).double()
-    p = dict(model.named_parameters())
+    x, p = torch.rand(2, 1, 6, 5).double(), dict(model.named_parameters())
 
     def conv(name, value):
         return functional.conv2d(value, p[f"{name}.weight"], p[f"{name}.bias"], padding=1)
@@ -358,8 +352,7 @@ def batch(height: int = 16, width: int = 24) -> tuple[torch.Tensor, torch.Tensor
 
 
 def test_images_have_the_size_of_the_labels_and_samples_are_apart():
-    model = pix2pixhd(out_channels=2, blocks=3).double()
-    inside = []
+    model, inside = pix2pixhd(out_channels=2, blocks=3).double(), []
     for module in model.generator:
         if type(module).__name__ == "ResidualBlock":
             module.register_forward_hook(lambda module, x, y: inside.append(tuple(y.shape[1:])))

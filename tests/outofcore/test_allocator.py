@@ -4,17 +4,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from repro.outofcore.allocator import (
-    MIB,
-    QUANTITIES,
-    AllocatorError,
-    BestFitAllocator,
-    Block,
-    ChunkedAllocator,
-    Event,
-    OutOfMemory,
-    replay,
-)
+from repro.outofcore import allocator as allocators
+from repro.outofcore.allocator import MIB, BestFitAllocator, ChunkedAllocator, Event, replay
 
 MAKE = {
     "best fit": BestFitAllocator,
@@ -30,10 +21,8 @@ def blocks(allocator) -> dict:
     taken = {name: given for name, (given, _) in allocator._live.items()}
     if isinstance(allocator, BestFitAllocator):
         return {name: (b.segment + b.offset, b.nbytes) for name, b in taken.items()}
-    return {
-        name: allocator._shared[given.segment] if isinstance(given, Block) else given
-        for name, given in taken.items()
-    }
+    whole = lambda b: allocator._shared[b.segment] if isinstance(b, allocators.Block) else b  # noqa: E731
+    return {name: whole(given) for name, given in taken.items()}
 
 
 def random_events(seed: int, n: int, largest: int, live: int = 40) -> list[Event]:
@@ -57,7 +46,7 @@ def test_small_requests_of_chunks_by_hand():
     allocator.malloc("d", 500)  # the rest of chunk 0
     allocator.malloc("e", 1025)  # a chunk of its own
     assert blocks(allocator) == {"a": (0,), "b": (0,), "c": (1,), "d": (0,), "e": (2,)}
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(allocators.OutOfMemory):
         allocator.malloc("f", 1025)
     allocator.free("a")
     allocator.malloc("f", 600)  # of two pieces of 1,024 the one in the chunk shared first
@@ -92,8 +81,7 @@ class TestBestFit:
 
     def test_fragmentation_that_chunks_do_not_have(self):
         # 20 blocks of 20 MiB fill 400 MiB; every second is freed, and no two are neighbours.
-        capacity = 400 * MIB
-        events = [Event(n, 20 * MIB) for n in range(20)]
+        capacity, events = 400 * MIB, [Event(n, 20 * MIB) for n in range(20)]
         events += [Event(n, None) for n in range(20)]
         events += [Event("all", 400 * MIB), Event("all", None)]  # one segment from here on
         events += [Event(f"b{n}", 20 * MIB) for n in range(20)]
@@ -103,7 +91,7 @@ class TestBestFit:
         assert chunked.peaks["reserved_bytes"] == capacity
         best_fit = replay(BestFitAllocator(capacity), events)
         assert best_fit.reserved_bytes - best_fit.allocated_bytes == 200 * MIB
-        with pytest.raises(OutOfMemory):
+        with pytest.raises(allocators.OutOfMemory):
             best_fit.malloc(*last)
         best_fit.malloc("fits", 20 * MIB)
 
@@ -122,7 +110,7 @@ class TestAll:
                 if nbytes is not None:
                     try:
                         allocator.malloc(name, nbytes)
-                    except OutOfMemory:
+                    except allocators.OutOfMemory:
                         refused += 1
                         if type(allocator) is ChunkedAllocator:  # what is free serves, wherever
                             chunk, held = allocator.chunk_bytes, allocator.allocated_bytes
@@ -133,7 +121,7 @@ class TestAll:
                     del live[name]
                     allocator.free(name)
                 rows.append(self.counted(allocator, live))
-            for column, name in zip(np.array(rows).T, QUANTITIES, strict=True):
+            for column, name in zip(np.array(rows).T, allocators.QUANTITIES, strict=True):
                 assert column.max() == allocator.peaks[name]
             self.check_end(allocator, live)
         assert refused > 5 if limited else not refused
@@ -174,17 +162,17 @@ class TestAll:
     def test_errors(self, make):
         allocator = make(100 * MIB)
         for nbytes in (0, 1.5, True):
-            with pytest.raises(AllocatorError, match=r"request for 'a' is .*: give whole bytes"):
+            with pytest.raises(allocators.AllocatorError, match=r"for 'a' is .*: give whole bytes"):
                 allocator.malloc("a", nbytes)
         allocator.malloc("a", np.int64(7))
-        with pytest.raises(AllocatorError, match="'a' is live already"):
+        with pytest.raises(allocators.AllocatorError, match="'a' is live already"):
             allocator.malloc("a", 7)
-        before = [getattr(allocator, name) for name in QUANTITIES]
-        with pytest.raises(OutOfMemory):
+        before = [getattr(allocator, name) for name in allocators.QUANTITIES]
+        with pytest.raises(allocators.OutOfMemory):
             allocator.malloc("b", 101 * MIB)
-        assert [getattr(allocator, name) for name in QUANTITIES] == before
+        assert [getattr(allocator, name) for name in allocators.QUANTITIES] == before
         allocator.free("a")
-        with pytest.raises(AllocatorError, match="'a' is not live"):
+        with pytest.raises(allocators.AllocatorError, match="'a' is not live"):
             allocator.free("a")
-        with pytest.raises(AllocatorError, match="capacity_bytes is"):
+        with pytest.raises(allocators.AllocatorError, match="capacity_bytes is"):
             make(0)

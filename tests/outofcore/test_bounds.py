@@ -7,17 +7,8 @@ from itertools import combinations
 import pytest
 from traces import chain, least_s
 
-from repro.outofcore import (
-    Action,
-    BudgetTooSmall,
-    Function,
-    Kind,
-    PlanError,
-    SwapPlan,
-    Trace,
-    plan_packed,
-    plan_swaps,
-)
+from repro import outofcore
+from repro.outofcore import Action, Function, Kind, SwapPlan, Trace, plan_packed, plan_swaps
 from repro.outofcore.simulation import bound
 
 # A parameter that is needed first and last, and what only an away one leaves room for.
@@ -79,7 +70,7 @@ def every_plan(trace: Trace, budget: int) -> Iterator[SwapPlan]:
                     plan = SwapPlan(trace, budget, before, after, resident, valid, outgoing)
                     try:
                         plan.verify()
-                    except PlanError:
+                    except outofcore.PlanError:
                         continue
                     yield plan
 
@@ -143,7 +134,7 @@ def test_packed_plans_come_close_to_the_bound(share):
 
 
 def test_what_is_refused():
-    with pytest.raises(BudgetTooSmall):
+    with pytest.raises(outofcore.BudgetTooSmall):
         bound(chain(3), 1, [1.0] * 10, 1.0)
     for margins in ((), (1.0,), (-0.1,)):
         with pytest.raises(ValueError, match="margins is"):

@@ -58,8 +58,7 @@ def run(name: str) -> None:
     driver().stub_forgive()
     try:
         globals()[name].body()
-        assert refusal() == ""
-        assert left() == [0] * 5
+        assert refusal() == "" and left() == [0] * 5
     finally:
         driver().stub_fail(-1, 0)
         driver().stub_limit(LIMIT)
@@ -67,8 +66,7 @@ def run(name: str) -> None:
 
 @cache
 def driver() -> ctypes.CDLL:
-    library = ctypes.CDLL("libcuda.so.1")
-    number = ctypes.c_uint64
+    library, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64
     library.stub_hold.argtypes = [number, ctypes.c_int]
     library.stub_fill.argtypes = [number, number, number, ctypes.c_int]
     library.stub_fail.argtypes = [ctypes.c_long, ctypes.c_int]
@@ -261,10 +259,8 @@ def as_torch_calls(caller: Path) -> None:
     release(second, CHUNK + 1, 1, 77)
     release(None, 0, 0, None)
     release(first, 5, 0, None)  # an error, which is not thrown but counted
-    assert installed.counters(0).failures == 3
-    assert word(plug(7, 0, None)).value == 9
+    assert installed.counters(0).failures == 3 and word(plug(7, 0, None)).value == 9
     installed.trim(1)
     assert installed.counters(1).reserved_bytes == 0
     library.ca_plug_empty_cache()
-    assert installed.counters(0).reserved_bytes == CHUNK
-    assert refusal() == ""
+    assert installed.counters(0).reserved_bytes == CHUNK and refusal() == ""

@@ -9,18 +9,10 @@ from ooc_trainings import child
 from torch import nn
 from traces import chain
 
+from repro import outofcore
 from repro.measure import accelerator
 from repro.measure.accelerator import HostMemoryError
-from repro.outofcore import (
-    Function,
-    Kind,
-    OutOfCore,
-    Trace,
-    host_bytes,
-    plan_swaps,
-    planning,
-    record,
-)
+from repro.outofcore import Function, Kind, OutOfCore, Trace, host_bytes, plan_swaps, planning
 from repro.outofcore.host import IN, OUT, SLAB_BYTES, HostStore, aligned
 
 MIB = 2**20
@@ -114,7 +106,7 @@ def test_a_training_takes_no_more_host_memory_than_predicted(monkeypatch, share)
 
         return step, {"model": model, "optimizer": optimizer}
 
-    trace = record(training()[0], warmup=2)
+    trace = outofcore.record(training()[0], warmup=2)
     budget = int((1 - share) * trace.smallest_budget + share * trace.peak_bytes)
     step, given = training()
     with OutOfCore(budget, **given) as block:
@@ -145,8 +137,7 @@ def swapped(device, reserved=None, n=6):
 
 def pinned(device) -> int:
     """Whole MiB that torch has pinned, in use or not; `.item()` pins some bytes of its own."""
-    nbytes = accelerator.module(device).host_memory_stats()["allocated_bytes.current"]
-    return nbytes // MIB * MIB
+    return accelerator.module(device).host_memory_stats()["allocated_bytes.current"] // MIB * MIB
 
 
 @pytest.fixture
@@ -166,10 +157,8 @@ class TestPinned:
         before = pinned(device)
         for given, slabs in ((None, 1), (1, 1), (2 * SLAB_BYTES + 1, 3)):
             means, pinned_bytes, statistics = swapped(device, given)
-            assert means == [0, 1, 2, 3, 4, 5]
-            assert pinned_bytes - before == slabs * SLAB_BYTES
-            assert 4 * MIB <= statistics.host_bytes <= 6 * MIB
-            assert pinned(device) == before
+            assert means == [0, 1, 2, 3, 4, 5] and pinned_bytes - before == slabs * SLAB_BYTES
+            assert 4 * MIB <= statistics.host_bytes <= 6 * MIB and pinned(device) == before
 
     def test_it_is_given_back_too_where_the_device_cannot_take_all_of_it_back(self, device):
         accelerator.empty_pinned_cache(device)

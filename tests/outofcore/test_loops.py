@@ -106,8 +106,7 @@ class TestOthers:
 
         wanted = [train(s) for s in (1.0, 2.0)]
         with OutOfCore(48 * KIB) as block, ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(train, (1.0, 2.0))) == wanted
-            assert train(1.0) == wanted[0]
+            assert list(pool.map(train, (1.0, 2.0))) == wanted and train(1.0) == wanted[0]
         assert block.statistics.bytes_in > 0
 
     def test_asynchronous_collectives(self, tmp_path):
@@ -286,15 +285,13 @@ class TestGrowth:
     def test_what_grows_keeps_its_values_and_is_counted(self):
         others = crowd()
         with OutOfCore(24 * KIB) as block:
-            out = torch.empty(0)
-            small = torch.full((10,), 7.0)
+            out, small = torch.empty(0), torch.full((10,), 7.0)
             touch(others)
             small.resize_(1000)[10:] = 7.0  # 40 bytes become 4000
             torch.add(others[0], 1.0, out=out)  # no bytes become 4096
             for _ in range(3):
                 touch(others)
-                assert small.sum().item() == 7000.0
-                assert out.sum().item() == KIB
+                assert small.sum().item() == 7000.0 and out.sum().item() == KIB
                 block.step()
             assert sum(v.nbytes for v in block._residency.variables()) == 8 * 4096 + 4000 + 4096
             with pytest.raises(BudgetTooSmall):
@@ -303,9 +300,8 @@ class TestGrowth:
 
     def test_quantisation_aware_training(self):
         def make():
-            fused = quantization.FusedMovingAvgObsFakeQuantize(
-                quantization.MovingAverageMinMaxObserver
-            )
+            observer = quantization.MovingAverageMinMaxObserver
+            fused = quantization.FusedMovingAvgObsFakeQuantize(observer)
             channels = quantization.FakeQuantize(
                 quantization.PerChannelMinMaxObserver, dtype=torch.qint8, quant_min=-128,
                 quant_max=127, qscheme=torch.per_channel_symmetric,
@@ -382,8 +378,7 @@ class TestLayouts:
                 touch(others)
                 mask.to_dense()
                 block.step()
-        assert block.statistics.replayed >= 2
-        assert block.statistics.peak_bytes <= 176 * KIB
+        assert block.statistics.replayed >= 2 and block.statistics.peak_bytes <= 176 * KIB
 
     @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
     def test_nested_tensors(self, layout):
@@ -540,8 +535,7 @@ class TestMemoryOfOthers:
                 touch(tensors)
                 block.step()
             assert any(v.nbytes == flat.nbytes for v in block._residency.variables())
-        assert flat.sum().item() == 16
-        assert block.statistics.uncounted_bytes == 0
+        assert flat.sum().item() == 16 and block.statistics.uncounted_bytes == 0
         assert block.statistics.peak_bytes <= 32 * KIB
 
 
@@ -591,8 +585,7 @@ class TestNativeOptimizers:
 
         for budget in (50, 56, 64, 80, 96):
             block = same(budget * KIB, make, 8)
-            assert block.statistics.replayed
-            assert block.statistics.bytes_in
+            assert block.statistics.replayed and block.statistics.bytes_in
 
 
 class TestIterationsThatEnd:
@@ -618,8 +611,7 @@ class TestIterationsThatEnd:
             with pytest.warns(OutOfCoreWarning, match="no iteration has ended in 50 op") as said:
                 for _ in range(30):
                     net(x).square().mean().backward()
-            assert len(said) == 1
-            assert len(block._iterations.log) <= 50
+            assert len(said) == 1 and len(block._iterations.log) <= 50
             for _ in range(4):
                 net(x).square().mean().backward()
                 block.step()
@@ -655,8 +647,7 @@ class TestOtherTensors:
                 net(torch.rand(4, 8)).sum().backward()
                 optimizer.step()
             counted = {id(block._residency.find(p)) for p in net.parameters()}
-        assert len(counted) == 4
-        assert block.statistics.iterations == 4
+        assert len(counted) == 4 and block.statistics.iterations == 4
 
     def test_zeros_as_large_as_a_slices_storage_have_room(self):
         """Of a tangent's kind, as forward-mode differentiation makes them."""
@@ -858,8 +849,7 @@ class TestInterrupts:
     def test_one_at_any_point_ends_as_one(self):
         """Ctrl-C after every so many steps of Python: it comes out, and every value is there."""
         for after in range(50, 4000, 97):
-            tensors = crowd(6)
-            left = [after]
+            tensors, left = crowd(6), [after]
 
             def trace(frame, event, _, left=left):
                 left[0] -= 1

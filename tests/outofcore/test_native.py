@@ -26,10 +26,6 @@ def read(address: int) -> int:
     return ctypes.c_ubyte.from_address(address).value
 
 
-def holds(address: int, value: int, nbytes: int = PAGE) -> bool:
-    return ctypes.string_at(address, nbytes) == bytes([value]) * nbytes
-
-
 @pytest.fixture
 def memory():
     with ChunkedMemory("posix", PAGE) as made:
@@ -41,8 +37,7 @@ def check_empty(memory: ChunkedMemory) -> None:
     c = memory.counters()
     assert c.requested_bytes == c.allocated_bytes == c.reserved_bytes == c.physical_bytes == 0
     assert c.live_blocks == c.cached_ranges == c.retired_ranges == 0
-    assert c.chunks_created == c.chunks_released
-    assert c.maps == c.unmaps
+    assert c.chunks_created == c.chunks_released and c.maps == c.unmaps
     assert c.mallocs == c.frees
 
 
@@ -81,13 +76,10 @@ def test_many_operations_without_leak_or_overlap(small_bytes):
             if number % 500 == 0:
                 memory.set_complete(1 + number % 2, rng.random() < 0.5)
         c = memory.counters()
-        assert c.mallocs + c.frees + refused == operations
-        assert c.failures == refused
-        assert c.peak_reserved_bytes <= 128 * PAGE
-        assert c.live_blocks == len(live)
+        assert c.mallocs + c.frees + refused == operations and c.failures == refused
+        assert c.peak_reserved_bytes <= 128 * PAGE and c.live_blocks == len(live)
         assert small_bytes == 0 or c.shared_chunks > 0
-        assert c.ranges_reused > operations / 10 < c.maps
-        assert c.event_waits > 0
+        assert c.ranges_reused > operations / 10 < c.maps and c.event_waits > 0
         for address, _, _, stream in live:
             memory.free(address, stream)
         check_empty(memory)
@@ -207,8 +199,7 @@ class TestSmall:
     def test_streams(self, memory):
         """They share no chunk; a piece comes back when all streams that used it have run."""
         one, other = memory.malloc(512, 7), memory.malloc(512, 8)
-        assert abs(other - one) >= PAGE
-        assert memory.counters().shared_chunks == 2
+        assert abs(other - one) >= PAGE and memory.counters().shared_chunks == 2
         piece = memory.malloc(1024, 7)
         memory.record_stream(piece, 9)
         memory.set_complete(9, False)
@@ -227,7 +218,7 @@ def test_threads():
                 if live and (len(live) == 8 or rng.random() < 0.5):
                     address, count = live.pop(rng.randrange(len(live)))
                     for n in range(count):
-                        assert holds(address + n * PAGE, 1 + seed, 16)
+                        assert ctypes.string_at(address + n * PAGE, 16) == bytes([1 + seed]) * 16
                     memory.free(address, seed)
                 else:
                     count = rng.randint(1, 6)

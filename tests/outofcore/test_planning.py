@@ -5,14 +5,8 @@ import random
 import pytest
 from traces import chain, random_trace
 
-from repro.outofcore import (
-    BudgetTooSmall,
-    PlanError,
-    plan_packed,
-    plan_swaps,
-    planning,
-    tune_window,
-)
+from repro import outofcore
+from repro.outofcore import BudgetTooSmall, PlanError, plan_packed, planning, tune_window
 from repro.outofcore.planning import Planner
 from repro.outofcore.recording import Recording
 
@@ -66,7 +60,7 @@ def test_the_smallest_variables_stay_within_the_budget(monkeypatch):
         small = trace.accesses.keys() - rest.accesses.keys()
         assert sum(trace.sizes[name] for name in small) == budget - left <= 0.2 * budget
         one = len(trace.functions) * [1.0]
-        for plan in (plan_swaps(rest, left), plan_packed(rest, left, one, 1.0)):
+        for plan in (outofcore.plan_swaps(rest, left), plan_packed(rest, left, one, 1.0)):
             whole = planning.with_small(plan, trace, budget)
             assert whole.verify() <= budget
             moved = {name for actions in (*whole.before, *whole.after) for _, name in actions}

@@ -15,24 +15,8 @@ from test_swapper import assert_same, run
 from torch import nn
 from traces import budgets, chain, least_s, random_trace
 
-from repro.outofcore import (
-    Action,
-    BudgetTooSmall,
-    DoesNotFit,
-    Function,
-    Kind,
-    OutOfCore,
-    PlanError,
-    SwapPlan,
-    Trace,
-    bound,
-    fixed_distance,
-    on_demand,
-    plan_literally,
-    plan_swaps,
-    tune_fixed_distance,
-    vdnn,
-)
+from repro import outofcore
+from repro.outofcore import Action, DoesNotFit, Function, Kind, SwapPlan, Trace, plan_swaps
 from repro.outofcore.allocator import ChunkedAllocator, replay
 from repro.outofcore.plan import requests
 from repro.outofcore.planning import Name, Planner, packed_plans
@@ -45,19 +29,19 @@ MAKE, USE = Function("make", (), ("a",)), Function("use", ("a",), ())
 
 def every_schedule(trace: Trace, budget: int, times, rates) -> Iterator[SwapPlan]:
     """Yield the plans of all schedulers, but of those that the budget is too small for."""
-    yield on_demand(trace, budget)
+    yield outofcore.on_demand(trace, budget)
     for window in (0, budget // 3, budget, None, 10**6):
-        plan, literal = plan_swaps(trace, budget, window), plan_literally(trace, budget, window)
+        plan = plan_swaps(trace, budget, window)
+        literal = outofcore.plan_literally(trace, budget, window)
         assert plan.bytes_moved == 0 or trace.peak_bytes > budget
         assert not literal.resident  # all begins and ends on the host
         yield from (plan, literal)
     for plan in packed_plans(trace, budget, times, rates):
         assert plan.bytes_moved == 0 or trace.peak_bytes > budget
         yield plan
-    known = [
-        lambda t=t, a=a: fixed_distance(trace, budget, t, a) for t in (1, 6) for a in (1, 2, 5)
-    ]
-    for make in (*known, lambda: vdnn(trace, budget)):
+    fixed = partial(outofcore.fixed_distance, trace, budget)
+    known = [partial(fixed, t, a) for t in (1, 6) for a in (1, 2, 5)]
+    for make in (*known, lambda: outofcore.vdnn(trace, budget)):
         try:
             yield make()
         except DoesNotFit:
@@ -116,15 +100,14 @@ class TestByHand:
         # and g3 are gone, the window of four variables reaches a0, and it comes back.
         trace = chain(3, width=10, weight=0)
         plan = plan_swaps(trace, 40, 40)
-        assert plan.verify() == 40
-        assert plan.after == (((OUT, "a0"),), (), (), (), (), (), ())
+        assert plan.verify() == 40 and plan.after == (((OUT, "a0"),), (), (), (), (), (), ())
         assert plan.before == ((), (), (), ((RELEASE, "a0"),), (), ((IN, "a0"),), ())
         # A window of three reaches it only when its function is next.
         plan = plan_swaps(trace, 40, 30)
         assert plan.before == ((), (), (), ((RELEASE, "a0"),), (), (), ((IN, "a0"),))
         # To the letter every place counts: of backward 2 (g3 a2 g2) and the next (g2 a1 g1) a
         # window of four variables reaches the second g2 alone.
-        plan = plan_literally(trace, 40, 40)
+        plan = outofcore.plan_literally(trace, 40, 40)
         assert plan.verify() == 40
         assert plan.after[0] == ((OUT, "a0"),) and plan.before[3] == ((RELEASE, "a0"),)
         assert [f for f in range(7) if (IN, "a0") in plan.before[f]] == [6]
@@ -132,17 +115,15 @@ class TestByHand:
     def test_what_is_copied_to_the_host(self):
         """What it has not, and not what is overwritten first; to the letter each time."""
         trace = chain(6, width=10, weight=4)
-        plan, literal = plan_swaps(trace, 40), plan_literally(trace, 40)
-        copies, all_copies = (
-            [name for after in p.after for kind, name in after if kind is OUT]
-            for p in (plan, literal)
-        )
+        plan, literal = plan_swaps(trace, 40), outofcore.plan_literally(trace, 40)
+        out = lambda plan: [name for after in plan.after for kind, name in after if kind is OUT]  # noqa: E731
+        copies, all_copies = out(plan), out(literal)
         written = {name for f in trace.functions for name in f.outputs}
         weights = [name for name in copies if name.startswith("w")]
         assert copies and set(copies) <= written | {"a0"}
         assert len(weights) == len(set(weights))
         assert sum(name.startswith("w") for name in all_copies) > 6  # more than the updates
-        with pytest.raises(PlanError, match="the host's copy is right already"):
+        with pytest.raises(outofcore.PlanError, match="the host's copy is right already"):
             replace(literal, copies_again=False).verify()
         functions = (MAKE, USE, Function("large", (), ("b",)), MAKE, USE)
         plan = plan_swaps(Trace(functions, {"a": 6, "b": 8}), 8)
@@ -151,7 +132,8 @@ class TestByHand:
         assert any(Action(Kind.ALLOCATE, "a") in actions for actions in plan.before)
 
     def test_what_is_refused(self):
-        with pytest.raises(BudgetTooSmall, match="smallest feasible budget is 36 bytes") as caught:
+        told = "smallest feasible budget is 36 bytes"
+        with pytest.raises(outofcore.BudgetTooSmall, match=told) as caught:
             plan_swaps(chain(3, width=10, weight=3), 30)
         # A backward function needs g_i, a_i, w_i, g_i-1 and d_i.
         assert caught.value.needed_bytes == chain(3, width=10, weight=3).smallest_budget == 36
@@ -160,25 +142,25 @@ class TestByHand:
         for budget in (1.5, True, "8"):
             with pytest.raises(ValueError, match="whole bytes"):
                 plan_swaps(chain(1), budget)
-        for make in (plan_swaps, plan_literally):
+        for make in (plan_swaps, outofcore.plan_literally):
             with pytest.raises(ValueError, match="window_bytes is -1"):
                 make(chain(1), 100, -1)
         for distances in ((0, 1), (1, 0)):
             with pytest.raises(ValueError, match="1 or more"):
-                fixed_distance(chain(2), 1000, *distances)
+                outofcore.fixed_distance(chain(2), 1000, *distances)
 
     def test_baselines(self):
         trace, weighty = chain(8), chain(8, width=10, weight=20)
-        assert on_demand(trace, trace.peak_bytes).bytes_moved == 0
+        assert outofcore.on_demand(trace, trace.peak_bytes).bytes_moved == 0
         # Distances do not know the budget.
         with pytest.raises(DoesNotFit, match="the budget is 36 bytes"):
-            fixed_distance(trace, 36, 64, 1)
+            outofcore.fixed_distance(trace, 36, 64, 1)
         with pytest.raises(DoesNotFit, match="no pair of distances"):
-            tune_fixed_distance(weighty, 70, [1.0] * len(weighty.functions), 1.0)
+            outofcore.tune_fixed_distance(weighty, 70, [1.0] * len(weighty.functions), 1.0)
         with pytest.raises(DoesNotFit):  # weights stay
-            vdnn(weighty, weighty.smallest_budget)
+            outofcore.vdnn(weighty, weighty.smallest_budget)
         trace = chain(4, width=10, weight=0)
-        plan = vdnn(trace, trace.peak_bytes)  # whether or not there is room
+        plan = outofcore.vdnn(trace, trace.peak_bytes)  # whether or not there is room
         plan.verify()
         assert plan.after[1] == ((OUT, "a1"),) and plan.before[2][0] == (RELEASE, "a1")
         assert (IN, "a1") in plan.before[6]  # one function before backward 1
@@ -252,7 +234,7 @@ def having(number: int, *action) -> SwapPlan:
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_found(bad, message):
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(outofcore.PlanError, match=message):
         bad.verify()
 
 
@@ -293,7 +275,7 @@ class TestSimulation:
         ],
     )
     def test_errors(self, times, bandwidth, message):
-        for call in (GOOD.simulate, partial(bound, GOOD.trace, GOOD.budget_bytes)):
+        for call in (GOOD.simulate, partial(outofcore.bound, GOOD.trace, GOOD.budget_bytes)):
             with pytest.raises(ValueError, match=message):
                 call(times, bandwidth)
 
@@ -311,15 +293,13 @@ class TestRunning:
     @pytest.mark.slow
     @pytest.mark.parametrize("schedule", get_args(Name))
     def test_losses_gradients_and_weights_are_bit_identical(self, schedule):
-        budget = 580_000 if schedule == "vdnn" else 430_000
-        ours = run(budget, model="views", schedule=schedule)
+        ours = run(580_000 if schedule == "vdnn" else 430_000, model="views", schedule=schedule)
         assert_same(ours, run(None, model="views"))
         block = ours.block
         assert block.plan is not None and block.statistics.replayed >= 2
         names = {"lms": "fixed distance", "on_demand": "on demand"}
         either = ("window", "packed") if schedule == "auto" else (names.get(schedule, schedule),)
-        assert block.plan.scheduler.startswith(either)
-        assert block.statistics.bytes_out > 0
+        assert block.plan.scheduler.startswith(either) and block.statistics.bytes_out > 0
         assert block.statistics.peak_bytes <= block.budget_bytes
 
     @pytest.mark.parametrize(
@@ -333,7 +313,7 @@ class TestRunning:
             return replace(plan_swaps(trace, trace.peak_bytes), **change)
 
         assert trace.smallest_budget == 36
-        with pytest.raises(PlanError, match=message):
+        with pytest.raises(outofcore.PlanError, match=message):
             Planner(broken, "auto", 36, lambda: (1.0, 1.0)).plan(Recording(trace, [], [], []))
 
     def test_copies_take_their_bytes_time_and_change_no_bit(self):
@@ -341,12 +321,11 @@ class TestRunning:
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
         copies = [parameter.detach().clone() for parameter in model.parameters()]
         start = time.perf_counter()
-        with OutOfCore(80_000, device="cpu", link_bytes_per_s=4e6) as block:
+        with outofcore.OutOfCore(80_000, device="cpu", link_bytes_per_s=4e6) as block:
             for _ in range(3):
                 model(torch.ones(64, 64)).sum().backward()
                 model.zero_grad()
                 block.step()
             moved = block.statistics.bytes_in
-        assert moved > 0
-        assert time.perf_counter() - start >= moved / 4e6
+        assert moved > 0 and time.perf_counter() - start >= moved / 4e6
         assert all(map(torch.equal, model.parameters(), copies))

@@ -151,8 +151,7 @@ def test_making_room_does_not_sort_all_variables_each_time():
     seen = patch.object(Residency, "variables", autospec=True, side_effect=Residency.variables)
     with seen as looks, OutOfCore(budget_bytes=200_000, model=model) as block:
         model(torch.randn(64, 16)).sum().backward()
-    assert block.statistics.on_demand > 40
-    assert looks.call_count < 20
+    assert block.statistics.on_demand > 40 and looks.call_count < 20
 
 
 @pytest.mark.slow
@@ -175,8 +174,7 @@ def test_the_steady_state_moves_what_the_plan_says():
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [0, None])
 def test_windows_and_where_swapped_out_tensors_lie(window, tmp_path):
-    folder = tmp_path if window == 0 else None
-    ours = run(2_000_000, window_bytes=window, swap_folder=folder)
+    ours = run(2_000_000, window_bytes=window, swap_folder=tmp_path if window == 0 else None)
     assert_same(ours, run(None))
     assert ours.block.statistics.host_bytes > 0 and list(tmp_path.iterdir()) == []
     if isinstance(window, int):
@@ -185,8 +183,7 @@ def test_windows_and_where_swapped_out_tensors_lie(window, tmp_path):
 
 def clip(training: Training, i: int, where: str) -> None:
     if where == "backward" and i > 2:
-        norm = nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
-        training.seen.append(norm.item())
+        training.seen.append(nn.utils.clip_grad_norm_(training.model.parameters(), 1.0).item())
 
 
 def evaluate(training: Training, i: int, where: str) -> None:
@@ -239,8 +236,7 @@ def test_what_people_do_in_their_loops(at):
         assert ours.block.statistics.peak_bytes <= budget
         assert ours.block.statistics.replayed >= 2
     if at is evaluate:
-        assert ours.block.statistics.replayed == 6
-        assert ours.block.statistics.off_order > 0
+        assert ours.block.statistics.replayed == 6 and ours.block.statistics.off_order > 0
     if at is addresses:
         assert ours.block.statistics.locked_bytes == 3 * 16 * 9 * 4
 
@@ -278,8 +274,7 @@ def test_errors_of_operations_and_too_small_a_budget_lose_nothing():
     with pytest.raises(BudgetTooSmall, match=r"aten\.mm") as caught, OutOfCore(100_000):
         a @ a.clone()
     assert caught.value.function == "function 1 (aten.mm)"
-    assert caught.value.needed_bytes == 3 * 40_000
-    assert a.sum() == 10_000
+    assert caught.value.needed_bytes == 3 * 40_000 and a.sum() == 10_000
 
 
 def test_steps_by_hand_and_two_optimizers():

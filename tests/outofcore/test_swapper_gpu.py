@@ -27,8 +27,7 @@ def train(device, budget: int | None, model="resnet20", optimizer="sgd", n=5, si
         steps = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     else:
         steps = torch.optim.Adam(network.parameters())
-    generator = torch.Generator().manual_seed(1)
-    losses = []
+    generator, losses = torch.Generator().manual_seed(1), []
     with OutOfCore(budget, device=device) if budget else nullcontext() as block:
         for _ in range(n):
             images = torch.randn(batch, 3, side, side, generator=generator)
@@ -57,8 +56,7 @@ def test_training_is_bit_identical_at_every_budget(device, model, optimizer):
         assert ours == losses
         assert all(torch.equal(a, b) for a, b in zip(theirs, tensors, strict=True))
         assert all(t.untyped_storage().nbytes() > 0 for t in theirs)
-        assert block.statistics.peak_bytes <= budget
-        assert block.statistics.replayed >= 3
+        assert block.statistics.peak_bytes <= budget and block.statistics.replayed >= 3
         block.plan.verify()
 
 

@@ -8,17 +8,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from traces import chain, least_s, random_trace
 
-from repro.outofcore import (
-    BudgetTooSmall,
-    Function,
-    OutOfCore,
-    Trace,
-    TraceError,
-    host_bytes,
-    plan_packed,
-    plan_swaps,
-    record,
-)
+from repro import outofcore
+from repro.outofcore import BudgetTooSmall, Function, Trace, TraceError, plan_swaps, record
 from repro.outofcore.allocator import ChunkedAllocator, replay
 from repro.outofcore.plan import requests
 
@@ -28,8 +19,7 @@ class TestTrace:
         rng = random.Random(3)
         for _ in range(300):
             trace = random_trace(rng)
-            n = len(trace.functions)
-            expected = []
+            n, expected = len(trace.functions), []
             for i in range(n):
                 alive = {*trace.persistent, *trace.held}
                 for name, (birth, death) in trace.lifetimes.items():
@@ -50,7 +40,7 @@ class TestTrace:
         # Only the spare one has to leave, or others as well.
         times = [1.0] * len(trace.functions)
         for budget in (trace.peak_bytes, 50):
-            for plan in (plan_swaps(more, budget), plan_packed(more, budget, times, 8.0)):
+            for plan in (plan_swaps(more, budget), outofcore.plan_packed(more, budget, times, 8.0)):
                 assert plan.verify() <= budget
                 assert least_s(plan, times, 8.0) <= plan.simulate(times, 8.0).time_s
 
@@ -104,7 +94,7 @@ class TestRecorded:
 
         def run(budget: int):
             step, given = make()
-            with OutOfCore(budget, **given) as block:
+            with outofcore.OutOfCore(budget, **given) as block:
                 for _ in range(4):
                     step()
             return block.statistics
@@ -113,14 +103,14 @@ class TestRecorded:
         for budget in (smallest, (smallest + later.peak_bytes) // 2):
             seen = run(budget)
             assert seen.peak_bytes <= budget
-            assert 0 < seen.host_bytes <= max(host_bytes(t, budget) for t in (first, later))
+            most = max(outofcore.host_bytes(trace, budget) for trace in (first, later))
+            assert 0 < seen.host_bytes <= most
         with pytest.raises(BudgetTooSmall):
             run(smallest - 4)
 
     def test_losses_patches_and_lstms_take_what_they_take(self):
         def make(loss_fn):
-            model = nn.LSTM(40, 33, bidirectional=True)
-            x = torch.rand(7, 5, 40)
+            model, x = nn.LSTM(40, 33, bidirectional=True), torch.rand(7, 5, 40)
 
             def step() -> None:
                 out = model(x)[0].sigmoid()

@@ -7,8 +7,7 @@ from repro.outofcore import Function, SwapPlan, Trace, bound
 
 def chain(layers: int, width: int = 10, weight: int = 3) -> Trace:
     """Return forward, backward and update of a chain of layers, without weights of 0 bytes."""
-    sizes = {"a0": width}
-    functions = []
+    sizes, functions = {"a0": width}, []
     for i in range(layers):
         sizes |= {f"a{i + 1}": width, f"g{i}": width, f"g{layers}": width}
         sizes |= {f"w{i}": weight, f"d{i}": weight} if weight else {}
@@ -33,11 +32,9 @@ def random_trace(rng: random.Random) -> Trace:
     """Return a trace of up to 14 functions with every kind of variable and of access."""
     n = rng.randint(1, 14)
     sizes = {f"p{i}": rng.randint(0, 9) for i in range(rng.randint(0, 4))}
-    live = list(sizes)
-    functions = []
+    live, functions = list(sizes), []
     for number in range(n):
-        inputs = rng.sample(live, min(len(live), rng.randint(0, 3)))
-        outputs = []
+        inputs, outputs = rng.sample(live, min(len(live), rng.randint(0, 3))), []
         for _ in range(rng.randint(0, 2)):
             which = rng.random()
             if which < 0.6 or not live:  # a new one

@@ -117,17 +117,11 @@ def _operation(found: dict[str, Any]) -> Operation:
     return Operation(found["name"], stream, stack, found["within"], found["writes"])
 
 
-def _races() -> list[Race]:
-    return [
-        Race(
-            _operation(found["first"]),
-            _operation(found["second"]),
-            found["bytes"],
-            _line(tuple(found["first_life"]["freed_at"])) if found["reused"] else "",
-            _stream(max(0, found["first_life"]["allocated_by"])),
-        )
-        for found in native.races()
-    ]
+def _race(found: dict[str, Any]) -> Race:
+    first, second = _operation(found["first"]), _operation(found["second"])
+    life = found["first_life"]
+    freed = _line(tuple(life["freed_at"])) if found["reused"] else ""
+    return Race(first, second, found["bytes"], freed, _stream(max(0, life["allocated_by"])))
 
 
 # ---- races
@@ -187,7 +181,7 @@ def checked(raises: bool = True) -> Iterator[Findings]:
     finally:
         for name, plain in patches.items():
             setattr(torch.Tensor, name, plain)
-        findings.races, findings.count = _races(), native.races_seen()
+        findings.races, findings.count = list(map(_race, native.races())), native.races_seen()
         native.check(False)
     if raises and findings.races:
         told = "\n".join(map(str, findings.races))

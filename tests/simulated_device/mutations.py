@@ -91,8 +91,7 @@ def _changed(omission: Omission) -> tuple[str, CodeType]:
     file = omission.module.__file__
     assert file is not None
     source = Path(file).read_text(encoding="utf-8")
-    spans = _spans(ast.parse(source))
-    places = []
+    spans, places = _spans(ast.parse(source)), []
     start = source.find(omission.old)
     while start >= 0:
         line = source.count("\n", 0, start) + 1

@@ -35,8 +35,7 @@ def one_of_each_kind(runs: list[Run]) -> list[Run]:
 
 def carry_out(paper: Paper, runs: list[Run], store: RecordStore, device: str) -> list[str]:
     """Compute the records of runs, and return what is wrong with them."""
-    setting = running.Setting("smoke", device)
-    tally = running.execute(paper, runs, setting, store, print)
+    tally = running.execute(paper, runs, running.Setting("smoke", device), store, print)
     records = list(store.load(paper.key))
     wrong = [f"{each.experiment}: {each.error}" for each in records if each.status == "failed"]
     wrong += [f"{each.device}" for each in records if each.device["name"] != "Simulated Device"]

@@ -3,11 +3,10 @@
 Two processes that compute the same are played by one: their average is what each has.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
+from joined import pretend
 from torch import nn
 
 from repro.adaptive import averaging
@@ -28,21 +27,7 @@ OMISSIONS = [
 @pytest.fixture
 def alike(monkeypatch):
     """Collectives between this process and one that has the same."""
-
-    def all_to_all(received, flat, group):
-        first = flat.view(2, -1)[0]
-        received.view(2, -1).copy_(first.expand(2, -1))
-
-    def reduce_scatter(output, flat, group):
-        output.copy_(flat.view(2, -1)[0]).mul_(2)
-
-    def all_gather(flat, part, group):
-        flat.view(2, -1)[0].copy_(part)
-
-    dist = SimpleNamespace(get_world_size=lambda group: 2, all_to_all_single=all_to_all)
-    monkeypatch.setattr(averaging, "dist", dist)
-    monkeypatch.setattr(averaging, "reduce_scatter", reduce_scatter)
-    monkeypatch.setattr(averaging, "all_gather", all_gather)
+    pretend(monkeypatch, 1.0)
 
 
 def make_model(device):
@@ -55,8 +40,7 @@ def batches(device):
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
         x = torch.randn(8, 20, generator=generator, dtype=torch.float64)
-        y = torch.randint(5, (8,), generator=generator)
-        yield x.to(device), y.to(device)
+        yield x.to(device), torch.randint(5, (8,), generator=generator).to(device)
 
 
 def plainly(device):
@@ -72,8 +56,7 @@ def plainly(device):
 def averaged(device, method):
     model = make_model(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    group = None
-    averager = OverlappedAverager(model, optimizer, method, group, 2**14, 30.0)
+    averager = OverlappedAverager(model, optimizer, method, None, 2**14, 30.0)
     try:
         for number, (x, y) in enumerate(batches(device)):
             for failing in (True, False) if number == 2 else (False,):
@@ -113,8 +96,7 @@ def close(result, expected):
 
 @pytest.mark.parametrize("method", ["all_to_all", "reduce_scatter"])
 def test_it_is_plain_training(sim, alike, expected, method):
-    right = [True] * len(expected)
-    assert not noticed(lambda: close(averaged(sim, method), expected), right)
+    assert not noticed(lambda: close(averaged(sim, method), expected), [True] * len(expected))
 
 
 @pytest.mark.parametrize("omission", OMISSIONS, ids=str)

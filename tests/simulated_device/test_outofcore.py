@@ -132,8 +132,7 @@ def room_of_what_has_ended() -> Any:
 
 def restored() -> Any:
     """Everything comes back, for whichever stream, and nothing is held afterwards."""
-    before = accelerator.memory_allocated(SIM)
-    device = Device()
+    before, device = accelerator.memory_allocated(SIM), Device()
     leaving, one = device.add(1)
     away, _ = device.add(2, away=True)
     device.residency.swap_out(one)

@@ -127,8 +127,7 @@ def iteration(network: str, share: float, schedule: str) -> tuple[float, float, 
 
             began = run(6)
             before = block.statistics.replayed, block.statistics.plans
-            on_demand = block.statistics.on_demand
-            took = (run(2) - began) / 2
+            on_demand, took = block.statistics.on_demand, (run(2) - began) / 2
             done = block.statistics
             assert (done.replayed, done.plans) == (before[0] + 2, before[1])
             assert done.on_demand == on_demand  # the plan has asked for all that came
