@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from repro.advise.snippets import snippet
 from repro.advise.speed import Speed, probe
 from repro.advise.workload import AdviceError, Workload
 from repro.measure import accelerator
+from repro.measure.checks import is_whole
 from repro.measure.datasheets import DEVICES, GIB
 from repro.report import DASH
 
@@ -175,7 +176,9 @@ def advise(
     device = re.sub(r"^cpu:\d+$", "cpu", str(device))
     present = _is_present(device)
     kind = "cpu" if device == "cpu" else "accelerator"
-    workload = Workload.of(model, **given)
+    if not is_whole(batch, 1):
+        raise AdviceError(f"batch is {batch!r}: give a whole number of at least 1")
+    workload = replace(Workload.of(model, **given), batch=int(batch))
     workload = workload if kind == "cpu" else workload.on_accelerator
     predict(workload, "undivided", batch, memory_bytes, device=kind)  # refuses what cannot be
     speed = Speed.of(device if device in ("cpu", *DEVICES) else "H100")
@@ -186,7 +189,7 @@ def advise(
             raise AdviceError(
                 f"a training step of {workload.name} failed on {device} "
                 f"({type(error).__name__}: {error}): the example must be what model and loss "
-                "take; probe_seconds=0 measures nothing"
+                "take, and copy.deepcopy must copy the model; probe_seconds=0 measures nothing"
             ) from error
     rows = [predict(workload, m, batch, memory_bytes, speed, device=kind) for m in METHODS]
     grounds = speed.grounds

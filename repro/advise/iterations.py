@@ -20,6 +20,7 @@ from repro.outofcore.operations import by_values
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"
 FEW, MORE = 2, 4  # samples of the recorded steps; one alone may take other paths
 FURTHER = (6, 8)  # recorded too where a size is neither constant nor proportional
+_CLOSE = 1e-3  # relative difference of peaks that is none
 Vector = NDArray[np.float64]
 
 
@@ -60,11 +61,12 @@ class Iteration:
     """A training step as a trace, its sizes and work linear in the batch size, or quadratic."""
 
     small: Trace  # of `FEW` samples
-    large: Trace  # of `MORE`
+    large: Trace  # of `more`
     bend: Trace  # second differences of sizes
     costs: tuple[Cost, ...]  # of each function with `FEW` samples
-    larger: tuple[Cost, ...]  # with `MORE`
+    larger: tuple[Cost, ...]  # with `more`
     bends: tuple[int, ...]  # second differences of floating-point operations
+    more: int = MORE
 
     def trace(self, batch: int) -> Trace:
         """The trace of a step at a batch size."""
@@ -73,7 +75,13 @@ class Iteration:
 
     def _at(self, batch: int, of: Callable[[Trace], Any]) -> Vector:
         """A quantity of a trace that is linear in its sizes, at a batch size."""
-        return _on_curve(batch, *map(of, (self.small, self.large, self.bend)))
+        return self._on_curve(batch, *map(of, (self.small, self.large, self.bend)))
+
+    def _on_curve(self, batch: int, small: Any, large: Any, bend: Any) -> Vector:
+        """Values at a batch size, of both traces' and second differences, at least 0."""
+        low, high, second = (np.asarray(values, float) for values in (small, large, bend))
+        line = low + (high - low) * (batch - FEW) / (self.more - FEW)
+        return np.maximum(0.0, line + second * (batch - FEW) * (batch - self.more) / (2 * FEW**2))
 
     def bytes_of(self, names: Iterable[str], batch: int) -> int:
         """Bytes of some variables together."""
@@ -96,7 +104,7 @@ class Iteration:
     def flops(self, batch: int) -> Vector:
         """Floating-point operations of each function, (n,)."""
         small, large = ([cost.flops for cost in own] for own in (self.costs, self.larger))
-        return _on_curve(batch, small, large, self.bends)
+        return self._on_curve(batch, small, large, self.bends)
 
     def touched(self, batch: int) -> Vector:
         """Bytes that each function reads and writes, (n,)."""
@@ -159,13 +167,6 @@ class Iteration:
         return self.without(self.gradients | self.inputs)
 
 
-def _on_curve(batch: int, small: Any, large: Any, bend: Any) -> Vector:
-    """Values at a batch size, of both traces' and second differences, at least 0."""
-    low, high, second = (np.asarray(values, float) for values in (small, large, bend))
-    line = low + (high - low) * (batch - FEW) / (MORE - FEW)
-    return np.maximum(0.0, line + second * (batch - FEW) * (batch - MORE) / (2 * FEW**2))
-
-
 def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, list[int]]:
     """The trace of a step in several micro-batches: all passes, and then the update.
 
@@ -223,12 +224,13 @@ def _saved_away(trace: Trace, backward: Any, inputs: frozenset[str]) -> Vector:
     return np.append(trace.live_bytes + np.cumsum(change[:n]), moved)
 
 
-def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
-    """Record a step of two batch sizes, or of four, without computing anything.
+def recorded(step_of: Callable[[int], Callable[[], object]], batch: int | None) -> Iteration:
+    """Record a step of two batch sizes, or of up to five, without computing anything.
 
     `step_of` returns a step of one model, which leaves nothing behind and whose optimizer has its
     state. A ValueError where steps of two batch sizes differ in more than sizes, or a size grows
-    faster than the square.
+    faster than the square. Where a step of `batch` has another peak than small ones foretell, as of
+    a batch that the model pads, sizes are on the line through that step.
     """
     small, costs = _record(step_of(FEW))
 
@@ -249,7 +251,14 @@ def recorded(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
     traces, every = zip((small, costs), (large, larger), *further, strict=True)
     curved = {name: _bend([trace.sizes[name] for trace in traces]) for name in sizes}
     bends = tuple(_bend([cost.flops for cost in row]) for row in zip(*every, strict=True))
-    return Iteration(small, large, replace(small, sizes=curved), costs, larger, bends)
+    found = Iteration(small, large, replace(small, sizes=curved), costs, larger, bends)
+    if batch is None or batch <= MORE:
+        return found
+    large, larger = another(batch)
+    if abs(large.peak_bytes - found.alive(batch).max()) <= _CLOSE * large.peak_bytes:
+        return found
+    straight = replace(small, sizes=dict.fromkeys(sizes, 0))
+    return Iteration(small, large, straight, costs, larger, (0,) * len(costs), batch)
 
 
 def _bend(values: Sequence[int]) -> int:

@@ -50,6 +50,7 @@ class Workload:
     optimizer: Callable[..., torch.optim.Optimizer]  # makes the optimizer of some parameters
     blocks: Blocks  # classes that checkpointing recomputes, or a function that makes a model do so
     foreach: bool = False  # whether torch's optimizers update lists of tensors, as by accelerators
+    batch: int | None = None  # a size that is recorded, beside small ones
 
     @classmethod
     def of(
@@ -153,7 +154,7 @@ class Workload:
 
                     return step
 
-                return recorded(step_of)
+                return recorded(step_of, self.batch)
         except AdviceError:
             raise
         except Exception as error:
