@@ -6,6 +6,7 @@ model is too little work to divide.
 
 import concurrent.futures
 import errno
+import fcntl
 import itertools
 import json
 import multiprocessing
@@ -187,3 +188,23 @@ def locked(record: Path) -> Iterator[bool]:
         with suppress(OSError):
             path.unlink()  # while it is locked; who opened it before finds that it is gone
         lock.release()
+
+
+@contextmanager
+def undisturbed(folder: Path, measured: bool) -> Iterator[bool]:
+    """Keep measurements of a folder's runs apart from all others; yield False where one must wait.
+
+    Any number of runs that measure nothing go on beside each other.
+    """
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, (fcntl.LOCK_EX if measured else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        free = True
+    except OSError as error:
+        free = error.errno in _NO_LOCKS
+    try:
+        yield free
+    finally:
+        with suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_UN)  # also where a forked process has it open
+        os.close(opened)

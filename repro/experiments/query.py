@@ -5,6 +5,7 @@ own hides no reference of another run.
 """
 
 import itertools
+import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -371,6 +372,7 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
     held: Mapping[tuple[str, str], list[Record]] = {
         origin: own for origin, own in source.records.items() if origin[1] == profile
     }
+    held = _of_the_same_data(held)
     records = [*itertools.chain(*held.values())]
     seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
 
@@ -401,6 +403,29 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
     counts = Counter(at for at, own in held.items() for record in own if id(record) in shown)
     best.places = [_label_of(*origin) for origin, _ in counts.most_common()]
     return best
+
+
+def _of_the_same_data(
+    held: Mapping[tuple[str, str], list[Record]],
+) -> Mapping[tuple[str, str], list[Record]]:
+    """Leave out records of other data than the last one of the same dataset: they do not compare.
+
+    Two archives of one name may hold other images, such as compressed ones.
+    """
+
+    def named(record: Record) -> str:
+        return json.dumps(record.config.get("dataset"), sort_keys=True)
+
+    every = [one for records in held.values() for one in records if one.dataset]
+    last = {named(one): one.dataset["fingerprint"] for one in every if one.dataset}
+    return {
+        at: [
+            one
+            for one in records
+            if not one.dataset or one.dataset["fingerprint"] == last[named(one)]
+        ]
+        for at, records in held.items()
+    }
 
 
 def _of_one_gpu(

@@ -22,7 +22,7 @@ from repro.experiments.design import (
     UsageError,
 )
 from repro.experiments.one_run import carry_out, load
-from repro.experiments.processes import WorkerDied, Workers, default_count, locked
+from repro.experiments.processes import WorkerDied, Workers, default_count, locked, undisturbed
 from repro.records import (
     MAKE_ROOM,
     CorruptRecordWarning,
@@ -355,13 +355,15 @@ def settle(paper: Paper, setting: Setting, store: RecordStore, step: Step) -> Ma
     """Compute a run and write its record.
 
     Returns the record and the seconds that it took, None where another process has made it since;
-    the error where a library is not installed; nothing while another process computes it.
+    the error where a library is not installed; nothing while another process computes it, or
+    measures.
     """
     from repro.measure import accelerator
 
     path = store.path(paper.key, step.run.experiment, step.key)
-    with accelerator.on(setting.device), locked(path) as mine:
-        if not mine:
+    alone = undisturbed(store.folder.parent, step.measured)
+    with accelerator.on(setting.device), locked(path) as mine, alone as free:
+        if not (mine and free):
             return None
         existing = store.find(paper.key, step.run.experiment, step.key)
         if existing is not None and existing != step.before:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from invented import toy_paper
 
 from repro.experiments import run as running
 from repro.experiments.design import Experiment, Outcome, Run
-from repro.experiments.processes import NoLocksWarning, locked
+from repro.experiments.processes import NoLocksWarning, locked, undisturbed
 from repro.records import RecordStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-PAPER = toy_paper(Experiment("add", f"{__name__}:add"))
+ADD = Experiment("add", f"{__name__}:add", measures=False)
+PAPER = toy_paper(ADD, replace(ADD, name="time", measures=True))
 me, log, before = "", Path(), None  # of this process
 
 
@@ -39,7 +41,7 @@ def add(config, seed, data, device):
     return Outcome({"sum": config["x"]})
 
 
-def worker(folder, name, condition):
+def worker(folder, name, condition, experiment="add"):
     """Fork a process that carries out six runs; each of them waits for a condition."""
     global me, log, before
     log = folder / "log"
@@ -48,7 +50,7 @@ def worker(folder, name, condition):
         return process
     me, before, code = name, condition, 1
     try:
-        runs = [Run("add", {"x": x}, label=f"of {x}") for x in range(6)]
+        runs = [Run(experiment, {"x": x}, label=f"of {x}") for x in range(6)]
         setting = running.Setting("smoke", "cpu", seeds=(0,))
         running.execute(PAPER, runs, setting, RecordStore(folder), said)
         code = 0
@@ -74,6 +76,21 @@ def test_two_runs_at_once_compute_everything_once(tmp_path):
     assert exit_codes(worker(tmp_path, "A", both), worker(tmp_path, "B", both)) == [0, 0]
     assert both() and sorted(computed(b"A") + computed(b"B")) == list(range(6))
     assert [path.suffix for path in (tmp_path / "toy").iterdir()] == [".json"] * 6
+
+
+def test_a_measurement_waits_until_nothing_else_runs_and_has_the_machine_alone(tmp_path):
+    released = tmp_path / "released"
+    a = worker(tmp_path, "A", released.exists)
+    until(lambda: b"A computes 0" in log.read_bytes())
+    b = worker(tmp_path, "B", lambda: True, "time")
+    until(lambda: b"waiting for 6 runs of other processes" in log.read_bytes())
+    assert not computed(b"B")
+    released.touch()
+    assert exit_codes(a, b) == [0, 0] and computed(b"A") == computed(b"B") == list(range(6))
+    with undisturbed(tmp_path, True) as first, undisturbed(tmp_path, False) as second:
+        assert (first, second) == (True, False)
+    with undisturbed(tmp_path, False) as first, undisturbed(tmp_path, False) as second:
+        assert first and second
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])

@@ -379,6 +379,13 @@ class TestSources:
         only = self.shown(toy, None, "cpu-2-cores")
         assert {r.metrics["from"] for r in only.records} == {"reference"}
 
+    def test_ones_own_record_is_not_shown_beside_references_of_other_data(self, toy, provide):
+        data = {"name": "cifar10", "provenance": "an archive", "kind": "real"}
+        provide("reference/cpu-2-cores/quick", 1, 2, dataset=data | {"fingerprint": "theirs"})
+        provide("local/quick", 2, dataset=data | {"fingerprint": "ours"})
+        assert [record.config["x"] for record in self.shown(toy).records] == [2]
+        assert len(self.shown(toy, local=False).records) == 2
+
     def test_a_gpus_reference_before_a_cpus_and_ones_own_before_both(self, toy, provide):
         for place in ("cpu-2-cores", "nvidia-h200"):
             provide(f"reference/{place}/gpu", 1, metrics={"from": place})
