@@ -114,8 +114,8 @@ class TestAccelerator:
         assert len(tried) == 1
 
 
-RESNET = {"model": {"name": "resnet_cifar", "depth": 8, "width": 2}, "image": [8, 8]}
-TRACED = [RESNET, SMOKE[PIX2PIXHD]]
+TOY = {"model": {"name": "resnet_cifar", "depth": 8, "width": 2}, "image": [8, 8]}
+TRACED = [TOY, SMOKE[PIX2PIXHD]]
 NAMES = [toy["model"]["name"] for toy in TRACED]
 
 
