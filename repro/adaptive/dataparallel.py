@@ -214,7 +214,10 @@ class DataParallel:
         start = time.perf_counter()
         if self._closed:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
-        asked, self._asked = self._asked, False  # where this process alone raises
+        asked, self._asked = (
+            self._asked,
+            False,
+        )  # until all that one process alone may raise is done
         batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
         number = batch.num_samples
         mine = share(number, self.rank, self.processes, shares)
@@ -224,11 +227,14 @@ class DataParallel:
         parts: Sequence[float | Tensor] = [1.0]  # one backward pass covers the mini-batch
         if self._group is not None or len(pieces) > 1:
             parts = parts_of(self.loss_fn, batch.targets, weights, number, pieces)
-        self._asked = asked
-        if self._group is not None:
-            self._check_unchanged(batch, shares)
-        if self._group is not None or len(pieces) > 1:
             check_hooks(self._names, expected=self._averager is not None)
+        if self._group is not None:
+            self._guard.check()
+            if self._in_parts:
+                check_in_parts(self.optimizer)
+            self._check_alike(asked, batch, shares)
+        self._asked = True
+        if self._group is not None or len(pieces) > 1:
             self._check_loss(batch, weights)
             start = time.perf_counter()
         try:
@@ -249,12 +255,9 @@ class DataParallel:
             self.timings.append(timing)
         return torch.stack(losses).sum()
 
-    def _check_unchanged(self, batch: Batch, shares: Sequence[int] | None) -> None:
-        """Refuse changes of model and optimizer, and mini-batches that differ between processes."""
-        self._guard.check()
-        if self._in_parts:
-            check_in_parts(self.optimizer)
-        if not self._asked:  # once, since it takes time
+    def _check_alike(self, asked: bool, batch: Batch, shares: Sequence[int] | None) -> None:
+        """Refuse mini-batches that differ between processes."""
+        if not asked:  # once, since it takes time
             lines = [f"a mini-batch of {batch.num_samples} samples"]
             lines.append(f"shares of {shares and [*shares]}")
             labels = batch.targets
@@ -263,7 +266,6 @@ class DataParallel:
                 lines.append(f"labels of checksum {crc32(bytes(bits(labels).cpu().numpy())):08x}")
             remedy = "give the same in every process: the whole mini-batch, and a share for each"
             check_alike(lines, self._asking, remedy, "comparing mini-batches")
-            self._asked = True
 
     def _check_loss(self, batch: Batch, weights: Any) -> None:
         """Compare the loss with its parts', if due; all processes refuse it, or none."""

@@ -20,7 +20,7 @@ from repro.outofcore.operations import by_values
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"
 FEW, MORE = 2, 4  # samples of the recorded steps; one alone may take other paths
 FURTHER = (6, 8)  # recorded too where a size is neither constant nor proportional
-_CLOSE = 1e-3  # relative difference of peaks that is none
+_CLOSE = 1e-3  # relative difference below which two peaks count as equal
 Vector = NDArray[np.float64]
 
 

@@ -200,8 +200,8 @@ def undisturbed(folder: Path, measured: bool) -> Iterator[bool]:
     try:
         fcntl.flock(opened, (fcntl.LOCK_EX if measured else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         free = True
-    except OSError as error:
-        free = error.errno in _NO_LOCKS
+    except OSError as error:  # where there are no locks, `locked` says so
+        free = not isinstance(error, BlockingIOError)
     try:
         yield free
     finally:

@@ -8,7 +8,7 @@ import itertools
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 HERE = "this machine"
+Held = Mapping[tuple[str, str], list[Record]]  # records by (device or local, profile), worst first
 MARKS = ("SIMULATED", "ESTIMATED", "STAND-IN", "SYNTHETIC")
 
 
@@ -369,10 +370,7 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
 
 def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choices) -> Results:
     """Gather an artefact's records of one profile, by the datasets that most of them are of."""
-    held: Mapping[tuple[str, str], list[Record]] = {
-        origin: own for origin, own in source.records.items() if origin[1] == profile
-    }
-    held = _of_the_same_data(held)
+    held: Held = {at: own for at, own in source.records.items() if at[1] == profile}
     records = [*itertools.chain(*held.values())]
     seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
 
@@ -386,7 +384,9 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
             yield replace(run, seeds=every) if run.by_processes else run
 
     plans = [[*planned(chosen)] for chosen in _choices_of_data(source.paper, profile, records)]
-    held = _of_one_gpu(source.paper, held, [Results(runs, seeds, records) for runs in plans])
+    gathered = [Results(runs, seeds, records).records for runs in plans]
+    wanted = {record.identity for own in gathered for record in own}
+    held = _of_one_gpu(source.paper, _of_the_same_data(held, wanted), wanted)
     records = [*itertools.chain(*held.values())]  # best last
     candidates = [Results(runs, seeds, records, profile) for runs in plans]
     best = max(candidates, key=lambda results: len(results.records))
@@ -405,37 +405,35 @@ def _of_profile(artefact: Artefact, source: Source, profile: str, changes: Choic
     return best
 
 
-def _of_the_same_data(
-    held: Mapping[tuple[str, str], list[Record]],
-) -> Mapping[tuple[str, str], list[Record]]:
-    """Leave out records of other data than the last one of the same dataset: they do not compare.
+def _of_the_same_data(held: Held, wanted: Collection[str]) -> Held:
+    """Leave out records of other data than most of the wanted ones: they do not compare.
 
-    Two archives of one name may hold other images, such as compressed ones.
+    Two archives of one name may hold other images, such as compressed ones. Of data with as many
+    records the last counts, this machine's before a reference's.
     """
+    kinds: dict[str, dict[str, set[str]]] = {}  # identities by dataset and fingerprint
+    for record in itertools.chain(*held.values()):
+        if record.dataset and record.status == "ok" and record.identity in wanted:
+            of = kinds.setdefault(_dataset(record), {})
+            of.setdefault(record.dataset["fingerprint"], set()).add(record.identity)
+    chosen = {name: max(reversed(of), key=lambda n: len(of[n])) for name, of in kinds.items()}
 
-    def named(record: Record) -> str:
-        return json.dumps(record.config.get("dataset"), sort_keys=True)
+    def counts(record: Record) -> bool:
+        own = record.dataset and record.dataset["fingerprint"]
+        return not own or chosen.get(_dataset(record), own) == own
 
-    every = [one for records in held.values() for one in records if one.dataset]
-    last = {named(one): one.dataset["fingerprint"] for one in every if one.dataset}
-    return {
-        at: [
-            one
-            for one in records
-            if not one.dataset or one.dataset["fingerprint"] == last[named(one)]
-        ]
-        for at, records in held.items()
-    }
+    return {at: [*filter(counts, records)] for at, records in held.items()}
 
 
-def _of_one_gpu(
-    paper: Paper, held: Mapping[tuple[str, str], list[Record]], candidates: Sequence[Results]
-) -> Mapping[tuple[str, str], list[Record]]:
+def _dataset(record: Record) -> str:
+    return json.dumps(record.config.get("dataset"), sort_keys=True)
+
+
+def _of_one_gpu(paper: Paper, held: Held, wanted: Collection[str]) -> Held:
     """Leave out what reference GPUs measured of an artefact, but for the one with most of it."""
     gpus = [at for at in held if at[0] != LOCAL and not at[0].startswith("cpu")]
     if len(gpus) < 2:
         return held
-    wanted = {record.identity for results in candidates for record in results.records}
     measured = {
         at: {
             id(record)

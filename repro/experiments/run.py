@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 
 from repro.experiments import arguments
 from repro.experiments.design import (
@@ -253,7 +254,8 @@ def execute(
         left = {step.key: step for step in steps}
         say = bar.write if interactive else report
         make = partial(settle, paper, setting, store)
-        execution = _Execution(paper, setting, make, bar, say, interactive, left)
+        given = paper, setting, store.folder.parent, make
+        execution = _Execution(*given, bar, say, interactive, left)
         for step in steps:
             if step.before and not setting.wants(step):
                 execution.account(step, (step.before, None))
@@ -269,6 +271,7 @@ class _Execution:
 
     paper: Paper
     setting: Setting
+    folder: Path  # in which one run at a time measures, see `undisturbed`
     make: Callable[[Step], Made]  # computes a run and writes its record, see `settle`
     bar: Bar
     report: Callable[[str], None]
@@ -276,6 +279,7 @@ class _Execution:
     left: dict[str, Step]  # that are not dealt with, by key
     tally: Tally = field(default_factory=Tally)
     longest_s: float = 0.0  # of the runs computed so far
+    waited: bool = False
 
     def _tell(self, said: str, step: Step | None = None) -> None:
         of = f" {step}" if step else ""
@@ -314,30 +318,39 @@ class _Execution:
         steps = [step for step in self.left.values() if not step.measured]
         if len(steps) < 2:
             return
-        try:
-            for step, made in workers.map(
-                self.make, steps, lambda _: self.setting.has_time(self.longest_s)
-            ):
-                self.account(step, made)
-        except WorkerDied as died:
-            self._tell(f"{died}; what is left is computed by this process")
+        while self.setting.has_time(self.longest_s):
+            with undisturbed(self.folder, measured=False) as free:
+                if free:
+                    try:
+                        for step, made in workers.map(
+                            self.make, steps, lambda _: self.setting.has_time(self.longest_s)
+                        ):
+                            self.account(step, made)
+                    except WorkerDied as died:
+                        self._tell(f"{died}; what is left is computed by this process")
+                    return
+            self._wait()
 
     def finish(self, own: Workers) -> None:
         """Compute all runs that are left, and wait for those of other processes."""
-        waiting = False
         while self.left:
             for step in list(self.left.values()):
                 self.bar.say(str(step.run))
                 if self.setting.has_time(self.longest_s):
-                    self.account(step, self._made(step, own))
+                    with undisturbed(self.folder, step.measured) as free:
+                        self.account(step, self._made(step, own) if free else None)
                 else:
                     self.tally.left += 1
                     del self.left[step.key]
-            if self.left and not waiting:
-                self._tell(f"waiting for {len(self.left)} runs of other processes")
-                waiting = True
             if self.left:
-                time.sleep(POLL_S)
+                self._wait()
+
+    def _wait(self) -> None:
+        if not self.waited:
+            left = f"{len(self.left)} runs are left"
+            self._tell(f"waiting for other processes that compute or measure; {left}")
+            self.waited = True
+        time.sleep(POLL_S)
 
     def _made(self, step: Step, own: Workers) -> Made:
         """Compute a run, under `long` a measurement in a process of its own."""
@@ -355,15 +368,13 @@ def settle(paper: Paper, setting: Setting, store: RecordStore, step: Step) -> Ma
     """Compute a run and write its record.
 
     Returns the record and the seconds that it took, None where another process has made it since;
-    the error where a library is not installed; nothing while another process computes it, or
-    measures.
+    the error where a library is not installed; nothing while another process computes it.
     """
     from repro.measure import accelerator
 
     path = store.path(paper.key, step.run.experiment, step.key)
-    alone = undisturbed(store.folder.parent, step.measured)
-    with accelerator.on(setting.device), locked(path) as mine, alone as free:
-        if not (mine and free):
+    with accelerator.on(setting.device), locked(path) as mine:
+        if not mine:
             return None
         existing = store.find(paper.key, step.run.experiment, step.key)
         if existing is not None and existing != step.before:

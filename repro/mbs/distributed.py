@@ -103,7 +103,10 @@ class Processes:
         return -int(self.most(-number)[0]) if self.sharded else number
 
     def synchronize(self) -> None:
-        """Average gradients: DistributedDataParallel does so in a backward pass, here of zeros."""
+        """Average accumulated gradients by a backward pass of zeros.
+
+        `DistributedDataParallel` averages during a backward pass, with its communication hook.
+        """
         model = self._model
         assert isinstance(model, DistributedDataParallel)
         module, partial = model._modules["module"], model.find_unused_parameters

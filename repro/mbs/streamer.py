@@ -270,7 +270,10 @@ class MicroBatchStreamer:
         return totals
 
     def _pass(self, micro_batch: Any, plan: Plan, index: int) -> torch.Tensor | None:
-        """Return the loss of a micro-batch, None without weight, as of padding alone: 0 / 0."""
+        """Return the loss of a micro-batch.
+
+        None if it has no weight, such as padding alone, whose loss would be 0 / 0.
+        """
         (inputs, targets), weight = micro_batch, plan.weights[index]
         with self._precision.forward(), errors.explained(plan.bounds[index], plan.bounds[-1][1]):
             # Always, for BatchNorm's statistics and dropout's random numbers.

@@ -50,9 +50,10 @@ class Totals:
 
 
 class Weighing:
-    """Weighs micro-batches by the normalisation that the loss needs, ``"none"`` for a sum.
+    """Weighs micro-batches by the normalisation that the loss needs.
 
-    `known` is one of torch's losses, without hooks, and None for any other.
+    `known` is one of torch's losses, without hooks, and None for any other; `normalization` is
+    ``"none"`` for a sum.
     """
 
     def __init__(

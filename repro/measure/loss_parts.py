@@ -122,7 +122,8 @@ class KnownLoss:
 
     def divisor(self, targets: Tensor) -> float:
         """The divisor of a mean where `counts` is None."""
-        # Divided by rows (a row may hold probabilities of all classes), otherwise by elements.
+        if self._kind in _CLASS_MEANS and targets.dim() > 1:  # probabilities of all classes
+            return targets.numel() / targets.shape[1]
         by_row = self._kind in (*_CLASS_MEANS, *_ROW_MEANS) or self.reduction == "batchmean"
         return float(len(targets) if by_row else targets.numel())
 

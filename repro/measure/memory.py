@@ -130,7 +130,6 @@ class _StorageFollower(TorchDispatchMode):
             self.live_bytes -= size
 
     def stop(self) -> None:
-        self.live_bytes = 0
         for finalizer in list(self._alive.values()):  # a garbage collection may forget some
             finalizer.detach()
         self._alive.clear()
@@ -175,6 +174,7 @@ class MemoryMeter:
             self.start_bytes = accelerator.memory_allocated(self.device)
         else:
             self._follower = _StorageFollower(self._grown)
+            undo.callback(setattr, self, "_follower", None)  # which would keep what is resident
             undo.callback(self._follower.stop)
             for tensor in _tensors(self._resident):
                 self._follower.follow(tensor)

@@ -22,9 +22,9 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
     """Two groups of `count` samples that differ in the quantities losses tend to weigh by.
 
     Padding and ignored labels show as integers that are negative or zero, as zeros of masks or as
-    targets that are not finite; rare classes as infrequent targets. One group has the samples with
-    the fewest of these elements, the other those with the most. If all samples are equal,
-    they are taken evenly from the mini-batch.
+    targets that are not finite; rare classes as infrequent targets; boxes as the rows of an item of
+    a list. One group has the samples with the fewest of these, the other those with the most. If
+    all samples are equal, they are taken evenly from the mini-batch.
     """
     number = batch.num_samples
     score = np.zeros(number)
@@ -161,8 +161,9 @@ def _strided(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
 
 def _rows(items: Iterable[Any]) -> Tensor:
     """The rows of tensors of each sample in a list, such as its boxes, which a loss may count."""
-    tensors = ([x for x in leaves_of(item) if getattr(x, "shape", ())] for item in items)
-    return torch.tensor([sum(map(len, each)) for each in tensors])
+    arrays = Tensor | np.ndarray
+    tensors = ([x for x in leaves_of(i) if isinstance(x, arrays) and x.ndim] for i in items)
+    return torch.tensor([sum(map(len, each)) for each in tensors]).float()
 
 
 def _is_label(path: Any, values: Tensor) -> bool:

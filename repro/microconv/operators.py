@@ -6,7 +6,6 @@ tuned model contain them, and ``FlopCounterMode`` counts them. In the graph a la
 valid in this process only; another process refuses the graph (`LayerGoneError`).
 """
 
-import itertools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,8 +17,6 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from repro.microconv.tuned_kernel import TunedKernel
 
-# From a random number on, so that a saved graph finds no other layer in another process.
-_numbers = itertools.count(int.from_bytes(os.urandom(7)))
 _layers: "WeakValueDictionary[int, TunedLayer]" = WeakValueDictionary()
 
 
@@ -32,7 +29,8 @@ class TunedLayer(dict[str, TunedKernel]):
 
     def __init__(self, kernels: Mapping[str, TunedKernel]) -> None:
         super().__init__(kernels)
-        self.number = next(_numbers)
+        # By chance, so that a saved graph finds no other layer in another process.
+        self.number = int.from_bytes(os.urandom(7))
         _layers[self.number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -58,7 +58,8 @@ def tune(
         model: The model, changed in place; a tuned model is untuned first.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments of the
             model, with the mini-batch size, image size, data type and device to tune for. The
-            model runs it up to some dozens of times; what that changes is undone.
+            model runs it up to some dozens of times; what that changes is undone. A named tuple is
+            one argument.
         workspace_limit: Bytes, of each kernel (WR) or of all together (WD), for calls like the
             sample's, with its mini-batch size; where a kernel is divided, also with a smaller one.
         policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes

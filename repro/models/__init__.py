@@ -1,6 +1,7 @@
 """Architectures of the papers that torchvision lacks.
 
-An option that is not allowed, such as a number below 1, is a ValueError that says what is.
+Every model raises a ValueError for an option that is not allowed, such as a number below 1; its
+text names what is.
 """
 
 import inspect

@@ -14,7 +14,7 @@ from repro.models._shared import check_at_least, check_form
 class AlexNet(nn.Module):
     """Five convolutions, three of them in two groups, and three fully connected layers.
 
-    The others have filters in proportion to the `width` of the first, a multiple of 6.
+    The other convolutions have filters in proportion to the first's, `width`, a multiple of 6.
     """
 
     def __init__(self, num_classes: int = 1000, width: int = 96) -> None:

@@ -170,8 +170,8 @@ class BestFitAllocator(_Allocator):
 
     Differs from torch: there is one stream, and no expandable segments or options that are off.
 
-    The device has `capacity_bytes` for segments, with None without limit. `scale` is a factor on
-    all of torch's sizes, for a device with proportionally less memory.
+    The device has `capacity_bytes` for segments (None: no limit). `scale` is a factor on all of
+    torch's sizes, for a device with proportionally less memory.
     """
 
     def __init__(self, capacity_bytes: int | None = None, scale: float = 1.0) -> None:
@@ -244,8 +244,8 @@ class ChunkedAllocator(_Allocator):
     GPU's memory. A chunk is shared while one piece of it is in use, and counts as wholly allocated.
     The authors' code (nnabla) may grow a freed range in place; here a new range is mapped.
 
-    m_c is `chunk_bytes`; the device has `capacity_bytes` for chunks, with None without limit.
-    Requests of up to `small_bytes` share chunks.
+    m_c is `chunk_bytes`; the device has `capacity_bytes` for chunks (None: no limit). Requests of
+    up to `small_bytes` share chunks (0: none do).
     """
 
     def __init__(

@@ -258,7 +258,7 @@ def _list(names: set[str] | frozenset[str]) -> str:
 
 
 def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
-    """Return the requests of `by_function` without their functions."""
+    """Return a repeated plan's requests for device memory, and their ends; see `by_function`."""
     return [event for _, event in by_function(plan, iterations)]
 
 

@@ -313,7 +313,10 @@ def with_small(plan: SwapPlan, trace: Trace, budget_bytes: int) -> SwapPlan:
 
 
 class Planner:
-    """Plans iterations by a schedule; `rates` returns bytes/s (to the device, to the host)."""
+    """Plans iterations by a schedule; the first arguments are those of `OutOfCore`.
+
+    `rates` returns the copies' measured bytes/s (to the device, to the host).
+    """
 
     def __init__(
         self,

@@ -297,7 +297,10 @@ class Residency:
             self.settle(variable)
 
     def settle(self, variable: Variable) -> None:
-        """Let the device wait for a variable's copy to the host; if that fails, the value stays."""
+        """Let the device wait for a variable's copy to the host; it stays on the device.
+
+        An OSError where the copy failed, such as on a full disk; the device has the value.
+        """
         if variable.outgoing is not None:
             # The storage is held until the wait: freed before it, its memory could be unmapped
             # while the copy still reads it.

@@ -375,6 +375,11 @@ class TestCostsOfLosses:
         errors = [(model(x) - y).detach().square().flatten() for x, y in batches]
         wanted = float(torch.cat(errors).mean())
         assert full_cost(model, batches, 4, loss_fn=F.mse_loss) == pytest.approx(wanted)
+        # Probabilities of three classes at each of t places.
+        batches = [(x.mT, y.softmax(-1).mT) for x, y in batches]
+        each = [F.cross_entropy(*pair, reduction="none").flatten() for pair in batches]
+        wanted = float(torch.cat(each).mean())
+        assert full_cost(nn.Identity(), batches, 4) == pytest.approx(wanted)
 
     def test_of_a_list_of_targets_for_each_sample(self):
         x, boxes = torch.randn(24, 8), [torch.randn(6, 4) for _ in range(24)]

@@ -740,7 +740,7 @@ def refused_by_one(rank):
     return errors, weights_of(model)
 
 
-ONES_ERRORS = {"loss": "TypeError", "targets": "BatchSizeMismatchError"}
+ONES_ERRORS = {"loss": "TypeError", "targets": "BatchSizeMismatchError", "model": "ValueError"}
 
 
 def failed_by_one(method, how, rank):
@@ -753,6 +753,9 @@ def failed_by_one(method, how, rank):
         failing = rank and number == 1
         parallel.loss_fn = None if failing and how == "loss" else F.cross_entropy
         y = y[:-1] if failing and how == "targets" else y
+        model._modules.pop("more", None)
+        if failing and how == "model":
+            model.more = nn.Linear(1, 1)
         errors.append(error_of(parallel.step, x, y))
     error_of(parallel.close)
     return errors

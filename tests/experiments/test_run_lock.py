@@ -83,9 +83,11 @@ def test_a_measurement_waits_until_nothing_else_runs_and_has_the_machine_alone(t
     a = worker(tmp_path, "A", released.exists)
     until(lambda: b"A computes 0" in log.read_bytes())
     b = worker(tmp_path, "B", lambda: True, "time")
-    until(lambda: b"waiting for 6 runs of other processes" in log.read_bytes())
-    assert not computed(b"B")
-    released.touch()
+    try:
+        until(lambda: b"measure; 6 runs are left" in log.read_bytes())
+        assert not computed(b"B")
+    finally:
+        released.touch()
     assert exit_codes(a, b) == [0, 0] and computed(b"A") == computed(b"B") == list(range(6))
     with undisturbed(tmp_path, True) as first, undisturbed(tmp_path, False) as second:
         assert (first, second) == (True, False)
@@ -98,7 +100,7 @@ def test_what_a_dead_process_had_locked_is_taken_over(tmp_path, how, code):
     a = worker(tmp_path, "A", lambda: False)
     until(lambda: b"A computes 0" in log.read_bytes())
     b = worker(tmp_path, "B", lambda: True)
-    until(lambda: b"waiting for 1 runs of other processes" in log.read_bytes())
+    until(lambda: b"measure; 1 runs are left" in log.read_bytes())
     os.kill(a, how)
     assert exit_codes(a, b) == [code, 0]
     assert computed(b"A") == [0] and computed(b"B") == [1, 2, 3, 4, 5, 0]
@@ -121,6 +123,10 @@ def test_without_locks_a_run_goes_on_and_says_so(tmp_path, monkeypatch, why):
         raise OSError(why, os.strerror(why))
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.warns(NoLocksWarning, match="may compute"), locked(tmp_path / "key.json") as mine:
-        assert mine
+    with (
+        undisturbed(tmp_path, True) as free,
+        pytest.warns(NoLocksWarning, match="may compute"),
+        locked(tmp_path / "key.json") as mine,
+    ):
+        assert mine and free
     assert list(tmp_path.iterdir()) == []

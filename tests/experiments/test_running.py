@@ -379,12 +379,21 @@ class TestSources:
         only = self.shown(toy, None, "cpu-2-cores")
         assert {r.metrics["from"] for r in only.records} == {"reference"}
 
-    def test_ones_own_record_is_not_shown_beside_references_of_other_data(self, toy, provide):
+    def test_records_of_other_data_do_not_stand_beside_each_other(self, toy, provide):
         data = {"name": "cifar10", "provenance": "an archive", "kind": "real"}
-        provide("reference/cpu-2-cores/quick", 1, 2, dataset=data | {"fingerprint": "theirs"})
-        provide("local/quick", 2, dataset=data | {"fingerprint": "ours"})
-        assert [record.config["x"] for record in self.shown(toy).records] == [2]
-        assert len(self.shown(toy, local=False).records) == 2
+        theirs, ours = data | {"fingerprint": "theirs"}, data | {"fingerprint": "ours"}
+        provide("reference/cpu-2-cores/quick", 1, 2, dataset=theirs)
+        provide("local/quick", 8, 9, dataset=ours)  # of no run
+        provide("local/quick", 2, dataset=ours)
+        shown = self.shown(toy)
+        assert {record.dataset["fingerprint"] for record in shown.records} == {"theirs"}
+        assert len(shown.records) == 2
+        provide("local/quick", 1, dataset=ours, status="failed")
+        assert {record.dataset["fingerprint"] for record in self.shown(toy).records} == {"theirs"}
+        provide("local/quick", 1, dataset=ours)
+        assert {record.dataset["fingerprint"] for record in self.shown(toy).records} == {"ours"}
+        local = self.shown(toy, None, "local").records
+        assert {record.dataset["fingerprint"] for record in local} == {"ours"}
 
     def test_a_gpus_reference_before_a_cpus_and_ones_own_before_both(self, toy, provide):
         for place in ("cpu-2-cores", "nvidia-h200"):

@@ -111,12 +111,15 @@ def test_gains_and_costs_are_ratios_and_accuracy_is_a_difference(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     told = story.story_of(source.paper)
     row = {"label": "time", "claim": "table5.overhead_halved", "kind": "costs", "paper": 1.5}
-    told.effects = [row, row | {"inverse": True}]
+    points = row | {"claim": "table4.same_result", "case": "ResNet-50", "kind": "accuracy"}
     monkeypatch.setattr(story, "story_of", lambda paper: told)
-    (_, (_, *plain)), (_, (_, *inverse)) = story.effects_of(source)
+    monkeypatch.setattr(told, "effects", [row, row | {"inverse": True}, points])
+    (_, (_, *plain)), (_, (_, *inverse)), (_, (_, *gap)) = story.effects_of(source)
     (paper, ours, (low, high)), (other, less, (least, most)) = plain, inverse
-    assert low < ours < high and least < less < most
+    assert paper == 1.5 and low < ours < high and least < less < most
     assert [paper * other, ours * less, low * most, high * least] == pytest.approx([1.0] * 4)
-    told.effects = [row | {"kind": "accuracy"}]
-    with pytest.raises(ValueError, match="ratio"):
-        story.effects_of(source)
+    assert gap[0] == 1.5 and gap[2][0] < gap[1] < 0 < gap[2][1]  # points, which are no ratio
+    for wrong in (row | {"kind": "accuracy"}, points | {"kind": "gives"}):
+        monkeypatch.setattr(told, "effects", [wrong])
+        with pytest.raises(ValueError, match="ratio"):
+            story.effects_of(source)

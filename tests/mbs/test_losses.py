@@ -337,10 +337,11 @@ def test_a_mean_over_boxes_is_refused_once_samples_have_unequally_many(first):
         of = torch.tensor([n for n, own in enumerate(boxes) for _ in own["labels"]])
         return F.cross_entropy(outputs[of], torch.cat([own["labels"] for own in boxes]))
 
-    streamer = MicroBatchStreamer(make_model(), loss_fn, 4)
+    streamer, size = MicroBatchStreamer(make_model(), loss_fn, 4), SimpleNamespace(shape=(48, 64))
     with pytest.raises(LossCheckError):
         for counts in (first, (1, 1, 1, 1, 1, 2, 1, 1)):
-            streamer.backward(X[:8], [{"labels": torch.ones(n).long()} for n in counts])
+            boxes = [{"labels": torch.ones(n).long(), "size": size} for n in counts]
+            streamer.backward(X[:8], boxes)
 
 
 def test_the_first_zero_of_a_mask_among_the_inputs_is_checked():

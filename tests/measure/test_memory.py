@@ -1,6 +1,7 @@
 import gc
 import random
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -53,6 +54,21 @@ def test_resident_tensors_count_from_the_start_and_once():
     for resident in (model, [*tensors, tensors[0]]):
         with MemoryMeter(resident=resident) as meter:
             assert meter.start_bytes == meter.live_bytes == sum(t.nbytes for t in tensors)
+
+
+def test_what_was_resident_is_freed_with_the_meter():
+    gc.disable()
+    try:
+        for kind in (MemoryMeter, partial(MemoryBudget, MIB)):
+            model = nn.Linear(2, 2)
+            known = weakref.ref(model)
+            with kind(resident=model) as meter:
+                model(torch.ones(1, 2))
+            assert meter.live_bytes == 0
+            del model, meter
+            assert known() is None  # no cycle holds it
+    finally:
+        gc.enable()
 
 
 def test_the_parts_of_sparse_tensors_count():

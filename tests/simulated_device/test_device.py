@@ -18,7 +18,8 @@ def train(device, make_optimizer, steps=3, layout=torch.contiguous_format, make=
     torch.manual_seed(0)
     model = (make or resnet20)().to(device=device, memory_format=layout)
     optimizer = make_optimizer(model.parameters())
-    generator, losses = torch.Generator().manual_seed(1), []
+    generator = torch.Generator().manual_seed(1)
+    losses = []
     for _ in range(steps):
         images = torch.randn(4, 3, 16, 16, generator=generator)
         labels = torch.randint(10, (4,), generator=generator)
@@ -109,7 +110,8 @@ def test_operators_of_many_kinds_agree_with_the_cpu(sim):
 
 def test_the_allocator_counts_what_it_holds(sim):
     kept = torch.empty(100, device=sim)
-    assert torch.sim.memory_allocated() == 512 and torch.sim.memory_reserved() == 2 * MIB
+    assert torch.sim.memory_allocated() == 512
+    assert torch.sim.memory_reserved() == 2 * MIB
     large = torch.empty(3 * MIB, dtype=torch.uint8, device=sim)
     assert torch.sim.memory_reserved() == 22 * MIB
     assert torch.accelerator.memory_allocated(sim) == 512 + 3 * MIB
@@ -132,6 +134,22 @@ def test_the_allocator_counts_what_it_holds(sim):
     assert again.data_ptr() == address and bool((again == 3).all())
     del again
     assert torch.sim.memory_allocated() == 0
+
+
+def test_a_byte_limit_on_what_is_reserved(sim):
+    before = torch.sim.memory_stats()["num_ooms"]
+    torch.sim.set_per_process_memory_fraction(64 * MIB / (8 * 2**30), sim)
+    kept = [torch.empty(20 * MIB, dtype=torch.uint8, device=sim) for _ in range(3)]
+    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 5\.00 MiB"):
+        torch.empty(5 * MIB, dtype=torch.uint8, device=sim)
+    with pytest.raises(torch.OutOfMemoryError):  # within a kernel
+        kept[0].view(torch.float32) + 1
+    del kept[1:]
+    torch.empty(30 * MIB, dtype=torch.uint8, device=sim)  # what is cached is given back first
+    assert torch.sim.memory_stats()["num_ooms"] == before + 2
+    assert torch.sim.memory_reserved() <= 64 * MIB
+    with pytest.raises(ValueError, match="specified index"):  # as CUDA wants it
+        torch.sim.set_per_process_memory_fraction(0.5, "sim")
 
 
 # ---- random numbers and precision
@@ -157,7 +175,8 @@ def test_generators_repeat_in_any_order_of_execution(sim):
         draw()
     assert torch.equal(draw(), second)
     one, other = (torch.Generator(device=sim).manual_seed(3) for _ in range(2))
-    assert torch.equal(*[torch.randperm(9, device=sim, generator=each) for each in (one, other)])
+    draws = [torch.randperm(9, device=sim, generator=each) for each in (one, other)]
+    assert torch.equal(*draws)
     with pytest.raises(RuntimeError, match="generator"):
         torch.rand(1, device=sim, generator=torch.Generator())
 

@@ -1,9 +1,12 @@
 """What the checker must flag, what it must not, and what the same omissions do to numbers."""
 
+import threading
 from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from simulated_device.checking import RaceError, checked, deferred
 
@@ -90,7 +93,8 @@ def record_stream(correct):
 
 def memory_for_a_side_stream(correct):
     """Memory that the main stream may still use, as it freed it, is written by a side stream."""
-    side, x = torch.sim.Stream(), new(5.0)
+    side = torch.sim.Stream()
+    x = new(5.0)
     y = x * 2
     del x
     z = torch.empty(1000, device="sim:0")  # where x was
@@ -203,6 +207,23 @@ class TestOmissions:
         assert sum(told.count(line) for line in lines) >= 2  # both operations, where they are
 
 
+def test_a_race_says_who_and_where(sim):
+    x, side = new(), torch.sim.Stream()
+    with checked(raises=False) as found:
+        with torch.sim.stream(side):
+            x.add_(1)
+        for _ in range(3):
+            y = x * 2
+    race = found.races[0]
+    assert found.count == 3 and len(found.races) == 1  # one place
+    assert (race.first.name, race.first.writes) == ("aten::add_", True)
+    assert (race.second.name, race.second.writes) == ("aten::mul", False)
+    assert race.nbytes == 4000 and y is not None
+    here = test_a_race_says_who_and_where.__code__.co_firstlineno
+    assert race.first.line == f"{__file__}:{here + 4} in {race.first.stack[0][2]}"
+    assert race.second.line.startswith(f"{__file__}:{here + 6} ")
+
+
 def test_parts_of_memory_that_do_not_meet_are_free(sim):
     x, side = torch.zeros(10, 10, device=sim), torch.sim.Stream()
     torch.sim.synchronize()
@@ -216,3 +237,41 @@ def test_parts_of_memory_that_do_not_meet_are_free(sim):
         with torch.sim.stream(side):
             x[:, ::2].add_(1)
         x[2:3, 2:4].mul_(2)
+
+
+def test_training_on_several_streams_and_threads_is_not_flagged(sim):
+    """Copies ahead on one stream, the step on another, a thread that reads the losses."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(5))
+    model(torch.zeros(2, 3, 6, 6))
+    model.to(sim)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    copies, steps, losses = torch.sim.Stream(), torch.sim.Stream(), []
+    batches = [torch.randn(4, 3, 6, 6).pin_memory() for _ in range(4)]
+    labels = torch.randint(5, (4,)).to(sim)
+
+    def read(loss, ready):
+        torch.sim.current_stream().wait_event(ready)
+        loss.record_stream(torch.sim.current_stream())
+        losses.append(loss.item())
+
+    with checked():
+        steps.wait_stream(torch.sim.current_stream())
+        for batch in batches:
+            with torch.sim.stream(copies):
+                images = batch.to(sim, non_blocking=True)
+                arrived = copies.record_event()
+            with torch.sim.stream(steps):
+                steps.wait_event(arrived)
+                images.record_stream(steps)
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(images), labels)
+                loss.backward()
+                optimizer.step()
+                ready = steps.record_event()
+            del images
+            thread = threading.Thread(target=read, args=(loss, ready))
+            thread.start()
+            thread.join()
+        torch.sim.current_stream().wait_stream(steps)
+    assert len(losses) == 4 and all(v.isfinite().all() for v in model.state_dict().values())
