@@ -272,7 +272,7 @@ class _Execution:
     paper: Paper
     setting: Setting
     folder: Path  # in which one run at a time measures, see `undisturbed`
-    make: Callable[[Step], Made]  # computes a run and writes its record, see `settle`
+    make: Callable[..., Made]  # computes a run and writes its record, see `settle`
     bar: Bar
     report: Callable[[str], None]
     interactive: bool
@@ -338,7 +338,8 @@ class _Execution:
                 self.bar.say(str(step.run))
                 if self.setting.has_time(self.longest_s):
                     with undisturbed(self.folder, step.measured) as free:
-                        self.account(step, self._made(step, own) if free else None)
+                        made = self._made(step, own) if free else self.make(step, compute=False)
+                    self.account(step, made)
                 else:
                     self.tally.left += 1
                     del self.left[step.key]
@@ -364,11 +365,14 @@ class _Execution:
         return self.make(step)
 
 
-def settle(paper: Paper, setting: Setting, store: RecordStore, step: Step) -> Made:
+def settle(
+    paper: Paper, setting: Setting, store: RecordStore, step: Step, compute: bool = True
+) -> Made:
     """Compute a run and write its record.
 
     Returns the record and the seconds that it took, None where another process has made it since;
-    the error where a library is not installed; nothing while another process computes it.
+    the error where a library is not installed; nothing while another process computes it, or where
+    it may not `compute`.
     """
     from repro.measure import accelerator
 
@@ -379,6 +383,8 @@ def settle(paper: Paper, setting: Setting, store: RecordStore, step: Step) -> Ma
         existing = store.find(paper.key, step.run.experiment, step.key)
         if existing is not None and existing != step.before:
             return existing, None
+        if not compute:
+            return None
         start = time.perf_counter()
         try:
             record = carry_out(paper, step, setting)

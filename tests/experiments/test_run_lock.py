@@ -91,6 +91,8 @@ def test_a_measurement_waits_until_nothing_else_runs_and_has_the_machine_alone(t
     assert exit_codes(a, b) == [0, 0] and computed(b"A") == computed(b"B") == list(range(6))
     with undisturbed(tmp_path, True) as first, undisturbed(tmp_path, False) as second:
         assert (first, second) == (True, False)
+    with undisturbed(tmp_path.parent, False):  # of another run; what is recorded need not wait
+        assert exit_codes(worker(tmp_path, "C", lambda: True, "time")) == [0] and not computed(b"C")
     with undisturbed(tmp_path, False) as first, undisturbed(tmp_path, False) as second:
         assert first and second
 
