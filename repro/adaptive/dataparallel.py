@@ -214,10 +214,8 @@ class DataParallel:
         start = time.perf_counter()
         if self._closed:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
-        asked, self._asked = (
-            self._asked,
-            False,
-        )  # until all that one process alone may raise is done
+        # Until all is done that this process alone may raise.
+        asked, self._asked = self._asked, False
         batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
         number = batch.num_samples
         mine = share(number, self.rank, self.processes, shares)
