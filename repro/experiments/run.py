@@ -321,15 +321,17 @@ class _Execution:
         while self.setting.has_time(self.longest_s):
             with undisturbed(self.folder, measured=False) as free:
                 if free:
-                    try:
-                        for step, made in workers.map(
-                            self.make, steps, lambda _: self.setting.has_time(self.longest_s)
-                        ):
-                            self.account(step, made)
-                    except WorkerDied as died:
-                        self._tell(f"{died}; what is left is computed by this process")
-                    return
+                    return self._give(workers, steps)
             self._wait()
+
+    def _give(self, workers: Workers, steps: Sequence[Step]) -> None:
+        try:
+            for step, made in workers.map(
+                self.make, steps, lambda _: self.setting.has_time(self.longest_s)
+            ):
+                self.account(step, made)
+        except WorkerDied as died:
+            self._tell(f"{died}; what is left is computed by this process")
 
     def finish(self, own: Workers) -> None:
         """Compute all runs that are left, and wait for those of other processes."""

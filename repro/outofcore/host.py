@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,9 +33,16 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
+class Piece(NamedTuple):
+    """Bytes [offset, offset + nbytes) of slab number `slab`."""
+
+    slab: int
+    offset: int
+    nbytes: int
+
+
 IN, OUT = 0, 1  # directions of copies: to the device, and to the host
 _kept: list[torch.Tensor] = []  # slabs that hold storages until the process ends
-Piece = tuple[int, int, int]  # slab number, offset within it, bytes from there on
 Place = tuple[Piece, ...]  # of one variable, in order; all but the last are aligned
 
 
@@ -94,7 +101,7 @@ class HostStore:
             if free > size:
                 self._free.add(free - size, slab, offset + size)
                 free = size
-            pieces.append((slab, offset, min(free, nbytes)))
+            pieces.append(Piece(slab, offset, min(free, nbytes)))
             size, nbytes = size - free, nbytes - free
         return tuple(pieces)
 
@@ -183,7 +190,10 @@ class ThreadMover:
         self._free_at = [0.0, 0.0]  # end of each direction's last copy at a limited rate
 
     def start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> Future[None]:
-        """Start a copy between a storage of the device and a place; wait for its ticket once."""
+        """Start a copy between a storage of the device and a place; return a ticket.
+
+        Each ticket is waited for once.
+        """
         address, nbytes, asked_at = storage.data_ptr(), storage.nbytes(), time.perf_counter()
         rate = self.bytes_per_s
         if rate is None and self.store.file is None and nbytes <= _SMALL_BYTES:
@@ -232,9 +242,6 @@ class ThreadMover:
             pool.shutdown()
 
 
-_Copy = tuple[int, torch.Event, torch.Event]  # bytes, and events before and after
-
-
 class StreamMover:
     """Copies between an accelerator and pinned memory on one stream per direction, with events.
 
@@ -245,7 +252,8 @@ class StreamMover:
     def __init__(self, store: HostStore, device: torch.device) -> None:
         self.store, self.device = store, device
         self._streams = torch.Stream(device), torch.Stream(device)
-        self._timed: tuple[list[_Copy], list[_Copy]] = [], []  # the first in each direction
+        # For the first copies in each direction: bytes, and events before and after.
+        self._timed: tuple[list[_Copy], list[_Copy]] = [], []
 
     def start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> torch.Event:
         """Start a copy; return a ticket, as `ThreadMover.start` does."""
@@ -259,8 +267,8 @@ class StreamMover:
         if timing:
             begin = torch.Event(self.device, enable_timing=True)
             begin.record(stream)
-            timed.append((storage.nbytes(), begin, event))
-        pieces = whole.split([nbytes for *_, nbytes in place])
+            timed.append(_Copy(storage.nbytes(), begin, event))
+        pieces = whole.split([piece.nbytes for piece in place])
         with stream:  # used only here, so never entered twice at once
             for ours, theirs in zip(pieces, self.store.views(place), strict=True):
                 target, source = (ours, theirs) if direction == IN else (theirs, ours)
@@ -292,8 +300,14 @@ class StreamMover:
 Mover = ThreadMover | StreamMover
 
 
+class _Copy(NamedTuple):
+    nbytes: int
+    begin: torch.Event
+    end: torch.Event
+
+
 def _rate(copies: Sequence[_Copy]) -> float:
-    largest = max((nbytes for nbytes, *_ in copies), default=0)
-    large = [copy for copy in copies if 2 * copy[0] >= largest]  # others measure latency
-    seconds = sum(accelerator.elapsed_s(begin, end) for _, begin, end in large)
-    return sum(nbytes for nbytes, *_ in large) / seconds if seconds > 0 else _USUAL_RATE
+    largest = max((copy.nbytes for copy in copies), default=0)
+    large = [copy for copy in copies if 2 * copy.nbytes >= largest]  # others measure latency
+    seconds = sum(accelerator.elapsed_s(copy.begin, copy.end) for copy in large)
+    return sum(copy.nbytes for copy in large) / seconds if seconds > 0 else _USUAL_RATE
