@@ -133,9 +133,11 @@ class _Probe:
             return replace(Speed.of("H100" if self.queued else "cpu"), grounds=grounds)
         where = accelerator.name(self.device) if self.queued else "this CPU"
         sheets = (sheet for name, sheet in DEVICES.items() if name in where)
+        alone = len(times) == 1 and self.batch not in times
+        rough = "; larger ones in proportion, mostly too slow" if alone else ""
         speed = Speed(
             next(sheets, DEVICES["H100"]) if self.queued else _CPU,
-            f"steps of {', '.join(map(str, times))} samples measured on {where}",
+            f"steps of {', '.join(map(str, times))} samples measured on {where}{rough}",
             link=self._link(),
             measured=times,
             beside_bytes=beside,

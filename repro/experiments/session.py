@@ -90,9 +90,9 @@ class Session:
         if rows:
             parts[f"table of {len(rows)} rows"] = report.shown_table(rows)
         if checked:
-            parts[f"{len(checked)} checks"] = report.shown_table(checked)
+            parts[f"{len(checked)} check{'s' * (len(checked) > 1)}"] = report.shown_table(checked)
         if more := judged[MOST_VERDICTS:]:
-            parts[f"{len(more)} further claims"] = report.shown_verdicts(more)
+            parts[f"{len(more)} further claim{'s' * (len(more) > 1)}"] = report.shown_verdicts(more)
         if parts:
             display(report.folded(", ".join(parts).capitalize(), *parts.values()))
         if failed := [row for row in checked if row["holds"] == "NO"]:
@@ -179,7 +179,7 @@ def _show(artefact: Artefact, results: Results, where: str = "", drawn: bool = T
 def _counted(judged: Sequence[dict[str, Any]]) -> str:
     """Say how many claims of the paper's, and questions of our own, were judged."""
     own = sum(row["own"] for row in judged)
-    return view.in_words({"claims": len(judged) - own, "questions of our own": own})
+    return view.in_words({"claims": len(judged) - own, f"question{'s' * (own > 1)} of our own": own})
 
 
 def show_figure(figure: Figure, alt: str) -> None:
