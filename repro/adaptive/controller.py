@@ -267,8 +267,8 @@ class ThetaController(BatchController):
         tolerance: Largest relative change of a saturated θ.
         interval: K, if known; None finds it.
         **options: `decay`, `decay_at`, `warmup`, `warmup_from`, `lr_exponent`, see
-            `BatchController`. Epochs of a warm-up do not count for θ: the small rate keeps w close
-            to w_0, and θ high.
+            `BatchController`. K is not sought during a warm-up: the small rate keeps w close to
+            w_0, and θ high.
     """
 
     _SETTINGS = (*BatchController._SETTINGS, "tolerance", "fixed_interval")

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from repro.adaptive.averaging import METHODS, Allreduce, Method, OverlappedAverager, StepTiming
 from repro.adaptive.controller import checked_number
-from repro.adaptive.loss_check import Checks, Choice, parts_of, weighted
+from repro.adaptive.loss_check import Checks, Choice, parts_of, warn, weighted
 from repro.adaptive.model_guards import ModelGuard, check_initialized, check_layers
 from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer, no_gradient
 from repro.adaptive.processes import (
@@ -32,13 +32,27 @@ from repro.adaptive.processes import (
     with_peers,
 )
 from repro.measure import accelerator
-from repro.measure.batches import Batch, bounds, call_model, read_batch, to_device
+from repro.measure.batches import (
+    Batch,
+    bounds,
+    call_model,
+    check_no_graph,
+    leaves_of,
+    read_batch,
+    to_device,
+)
 from repro.measure.checks import choice, whole
-from repro.measure.loss_parts import LossCheckError, connected
+from repro.measure.loss_parts import (
+    LossCheckError,
+    connected,
+    leaves_of_graph,
+    one_backward,
+)
 from repro.measure.precision import without_autocast
 from repro.measure.untouched import bits, stored
 
 LossFunction = Callable[..., Tensor]
+_COMPARED = 16  # samples of the first mini-batch, between processes
 _BUCKET_BYTES = {False: 2**20, True: 25 * 2**20}  # by whether the model is on an accelerator
 
 
@@ -151,6 +165,7 @@ class DataParallel:
         self._asked = self._closed = False  # asked: whether mini-batches were compared
         self._checked = model, self._device, self.processes > 1, micro_batch is not None
         self._checks = Checks(*self._checked) if check == "first" else None
+        self._reached: Any = None  # the loss function whose gradients were looked at
         self._shared, self._known = tuple(shared), dict[Any, str]()
         if self.processes == 1:
             return
@@ -216,6 +231,8 @@ class DataParallel:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
         # Until all is done that this process alone may raise.
         asked, self._asked = self._asked, False
+        check_no_graph(inputs, "an input")
+        check_no_graph(targets, "a target")
         batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
         number = batch.num_samples
         mine = share(number, self.rank, self.processes, shares)
@@ -264,6 +281,32 @@ class DataParallel:
                 lines.append(f"labels of checksum {crc32(bytes(bits(labels).cpu().numpy())):08x}")
             remedy = "give the same in every process: the whole mini-batch, and a share for each"
             check_alike(lines, self._asking, remedy, "comparing mini-batches")
+            if self._checks is not None:
+                every = gathered(_checksums(batch), self._asking, "comparing mini-batches")
+                for rank, theirs in enumerate(every):
+                    pairs = [(a, b) for a, b in zip(every[0], theirs, strict=False) if a or b]
+                    if pairs and all(a != b for a, b in pairs):
+                        warn(
+                            f"no part of the first mini-batch is the same in rank {rank} as in "
+                            f"rank 0; {remedy} (no DistributedSampler, one order); all is well if "
+                            f"each process augments the same samples in its own way"
+                        )
+                        break
+
+    def _check_reached(self, loss: Tensor) -> None:
+        """Warn, once for a loss function, where it trains what this does not average."""
+        if self._checks is None or self._group is None or self._reached is self.loss_fn:
+            return
+        self._reached = self.loss_fn
+        if others := [leaf for leaf in leaves_of_graph([loss]) if leaf not in self._names]:
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in others[:3])
+            warn(
+                f"the loss has gradients by {len(others)} tensors outside the model (of shape "
+                f"{shapes}{', ...' if others[3:] else ''}), which are of this process's samples "
+                "alone: where they are trained average them over the processes before their "
+                "optimizer steps, or make them parameters of the model; requires_grad_(False) "
+                "leaves them out"
+            )
 
     def _check_loss(self, batch: Batch, weights: Any) -> None:
         """Compare the loss with its parts', if due; all processes refuse it, or none."""
@@ -347,7 +390,8 @@ class DataParallel:
                 self._averager.check_read()
             if engine is not None:
                 engine.gathering = last
-            with without_autocast(self._device.type):
+            self._check_reached(loss)
+            with without_autocast(self._device.type), one_backward():
                 self._scaler.scale(loss).backward()
         return loss.detach()
 
@@ -400,3 +444,10 @@ class DataParallel:
             if self._averager is not None:
                 self._averager.close()
             self._averager = self._allreduce = None
+
+
+def _checksums(batch: Batch) -> list[int]:
+    """Of each tensor of the first samples; 0 where it is alike in all samples."""
+    leaves = leaves_of(batch.slice(0, min(_COMPARED, batch.num_samples)))
+    tensors = [x for x in leaves if isinstance(x, Tensor) and x.layout == torch.strided and x.dim()]
+    return [crc32(bytes(bits(x).cpu())) if bool((x != x[:1]).any()) else 0 for x in tensors]

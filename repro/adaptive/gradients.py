@@ -74,7 +74,8 @@ def gradient_norms(
     """Measure ‖∇w‖ at the model's current parameters for several batch sizes (section III-D).
 
     Args:
-        model: The network, measured in training mode.
+        model: The network, measured in training mode; if it is there already, layers that are in
+            evaluation, such as a frozen BatchNorm, stay so.
         data: Inputs (N, ...) and targets (N, ...), from which mini-batches are drawn without
             replacement; or a loader with `set_batch_size`, which gives the first mini-batches of
             an epoch for each size.
@@ -198,7 +199,8 @@ def full_cost(
 ) -> float:
     """Return F(w), the loss over all of the data at the current parameters (equation 1).
 
-    Computed in training mode, in which the cost is minimised; BatchNorm's statistics are restored.
+    Computed in training mode, in which the cost is minimised; if the model is there already, layers
+    that are in evaluation stay so. BatchNorm's statistics are restored.
     It equals `loss_fn` of all samples at once: also for torch's own sums, and for means by class
     weights or over targets that are not ignored.
 
@@ -297,13 +299,13 @@ def _unlike(kept: Batch | None, batch: Batch) -> Batch | None:
 
 def _adds_up(model: nn.Module, loss_fn: LossFunction, batch: Batch, device: torch.device) -> bool:
     """Refuse a loss that is no mean over samples; return whether that could be checked."""
-    check = loss_check(model, loss_fn, device)
+    advice = "Give one of torch's losses, whose class weights, ignored labels and sums are known, "
+    told = {"advice": (advice, ""), "off": "or add up the cost yourself"}
+    check = loss_check(model, loss_fn, device, **told)
     try:
         return batch.num_samples > 1 and adds_up(check, few(loss_fn, batch))
     except LossCheckError as error:
-        raise LossCheckError(
-            f"full_cost adds up mini-batches by their samples: {error}; or add up the cost yourself"
-        ) from error
+        raise LossCheckError(f"full_cost adds up mini-batches by their samples: {error}") from error
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
@@ -406,7 +408,8 @@ def _untouched(model: nn.Module, loss_fn: LossFunction, seed: int) -> Iterator[C
 
         def begin() -> None:
             seed_all(seed, model)
-            model.train()
+            if not model.training:  # else layers that are in evaluation stay so
+                model.train()
 
         def begin_anew() -> None:
             before.restore()

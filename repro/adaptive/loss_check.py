@@ -81,12 +81,14 @@ def is_torchs(loss_fn: Callable[..., Any]) -> bool:
     return known is not None and not known.hooked and not hooked
 
 
-def loss_check(model: nn.Module, loss_fn: Callable[..., Tensor], device: torch.device) -> LossCheck:
+def loss_check(
+    model: nn.Module, loss_fn: Callable[..., Tensor], device: torch.device, **told: Any
+) -> LossCheck:
     """The check of a loss as processes and micro-batches compute it."""
     roots = [model, *modules_in(loss_fn)]
     modules = [module for root in roots for module in root.modules()]
     given = model, modules, loss_fn, device, partial(untouched, *roots)
-    return LossCheck(*given, advice=_ADVICE, multiplied_by=("matmul",))
+    return LossCheck(*given, multiplied_by=("matmul",), **{"advice": _ADVICE} | told)
 
 
 def few(
@@ -151,7 +153,7 @@ class Checks:
         if not self._model_checked:
             self._model_checked = True
             if text := self._check_model(check, sample):
-                _warn(text)
+                warn(text)
         return compared
 
     def settle(self, loss_fn: Callable[..., Tensor], compared: bool) -> None:
@@ -161,7 +163,7 @@ class Checks:
             self._checked = loss_fn
         if self._failures >= _TRIES:
             self._failures = 0
-            _warn(f"{NOT_CHECKED}; where it is no mean over samples give weights=")
+            warn(f"{NOT_CHECKED}; where it is no mean over samples give weights=")
 
     def _check_model(self, check: LossCheck, sample: Sample) -> str | None:
         """What is wrong with a model that compares samples, or changes buffers by those it sees."""
@@ -198,5 +200,6 @@ class Checks:
             return {k: bytes(bits(v).cpu().numpy()) for k, v in before.changed().items()}
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
+    """Warn of what ``check="off"`` does not look for."""
     warnings.warn(f"{text}; check='off' checks nothing", UserWarning, stacklevel=5)

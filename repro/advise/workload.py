@@ -1,10 +1,11 @@
 """Training steps of any batch size, of shapes alone or of real tensors."""
 
 import copy
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -138,9 +139,13 @@ class Workload:
         except AdviceError as error:  # such as of blocks that change what they are given
             return f"recomputing blocks failed ({error}): name others by blocks="
 
-    def _recorded(self, checkpointing: bool) -> Iteration:
+    def _recorded(self, checkpointing: bool, as_exported: bool = False) -> Iteration:
+        hf = sys.modules.get("transformers.utils.import_utils")
+        # Else it makes a causal mask, as for an export, where training has none.
+        as_trained = hasattr(hf, "is_fake_tensor") and not as_exported
+        told = mock.patch.object(hf, "is_fake_tensor", lambda _: False) if as_trained else None
         try:
-            with _imagined_with_values():
+            with _imagined_with_values(), told or nullcontext():
                 parts = self.built(FEW, checkpointing=checkpointing)
                 parts.step()  # only parameters with a gradient get a state
                 parts.clear()
@@ -158,6 +163,8 @@ class Workload:
         except AdviceError:
             raise
         except Exception as error:
+            if as_trained:  # a mask's values may be unknown
+                return self._recorded(checkpointing, as_exported=True)
             if self.foreach:  # which takes no sparse gradients, for example
                 return replace(self, foreach=False)._recorded(checkpointing)
             raise AdviceError(
@@ -176,7 +183,9 @@ class Workload:
         `device` is None in a context that makes tensors without content.
         """
         copied = _twin if device is None else copy.deepcopy
-        model = (_twin(self.model) if device is None else self.make()).train()
+        model = _twin(self.model) if device is None else self.make()
+        if not model.training:  # else layers that are in evaluation stay so
+            model.train()
         if checkpointing:
             if callable(self.blocks):
                 self.blocks(model)

@@ -119,8 +119,8 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
     def at_progress(self, epochs_done: float) -> EpochSetting:
         """Setting for work that starts after `epochs_done` epochs of the whole training.
 
-        A fast worker may start its next epoch while the whole training is within one; it takes the
-        setting of the training's current epoch. After the end it is the last epoch's setting.
+        Within an epoch it is the next one's: who starts then has ended this epoch before others.
+        After the end it is the last epoch's setting.
         """
         return self._settings[math.ceil(max(0, min(len(self) - 1, epochs_done - 1e-9)))]
 

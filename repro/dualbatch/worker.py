@@ -30,6 +30,7 @@ from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 from repro.dualbatch.shares import Data, batches_of, share_of
 from repro.measure.checks import choice, whole
+from repro.measure.loss_parts import known_loss
 from repro.measure.untouched import random_numbers
 
 OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have
@@ -93,6 +94,11 @@ class Recipe:
                 f"loss_fn has tensors that require gradients ({', '.join(trainable[:5])}), which "
                 "no worker trains; make them part of model_fn's model, or freeze them by "
                 "requires_grad_(False), or give a function that holds none"
+            )
+        known = known_loss(self.loss_fn) if self.passes_fn is None else None
+        if known is not None and known.reduction == "sum":
+            raise ValueError(
+                "loss_fn sums over samples: steps grow with the batch; give reduction='mean'"
             )
         choice("factor", self.factor, FACTORS)
         choice("optimizer_state", self.optimizer_state, ("kept", "restarted"))

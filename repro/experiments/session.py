@@ -179,7 +179,9 @@ def _show(artefact: Artefact, results: Results, where: str = "", drawn: bool = T
 def _counted(judged: Sequence[dict[str, Any]]) -> str:
     """Say how many claims of the paper's, and questions of our own, were judged."""
     own = sum(row["own"] for row in judged)
-    return view.in_words({"claims": len(judged) - own, f"question{'s' * (own > 1)} of our own": own})
+    return view.in_words(
+        {"claims": len(judged) - own, f"question{'s' * (own > 1)} of our own": own}
+    )
 
 
 def show_figure(figure: Figure, alt: str) -> None:

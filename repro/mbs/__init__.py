@@ -4,7 +4,6 @@ from repro.mbs.batchnorm import DeferredBatchNorm
 from repro.mbs.errors import (
     DistributedModelError,
     HookError,
-    InputGradientError,
     MicroBatchError,
     MicroBatchSizeError,
     NondeterministicModelError,
@@ -14,7 +13,12 @@ from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span
 from repro.mbs.streamer import MicroBatchStreamer
 from repro.mbs.weighing import StreamResult, token_counts
-from repro.measure.batches import BatchSizeMismatchError, EmptyBatchError, UnsplittableBatchError
+from repro.measure.batches import (
+    BatchSizeMismatchError,
+    EmptyBatchError,
+    InputGradientError,
+    UnsplittableBatchError,
+)
 from repro.measure.loss_parts import (
     LossCheckError,
     LossReductionError,

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.mbs.errors import MicroBatchError, check_no_graph
+from repro.mbs.errors import MicroBatchError
 from repro.mbs.transaction import same_memory
 from repro.measure.batches import (
     Batch,
@@ -19,6 +19,7 @@ from repro.measure.batches import (
     SplitFunction,
     UnsplittableBatchError,
     bounds,
+    check_no_graph,
     leaves_of,
     map_leaves,
     read_batch,

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence
 
 from repro.measure import accelerator, batches, is_out_of_memory
 from repro.measure.checks import is_whole
@@ -17,10 +16,6 @@ MicroBatchError = batches.BatchError  # of which all others are, also those of `
 
 class MicroBatchSizeError(MicroBatchError):
     """The micro-batch size is neither a whole number of at least 1 nor ``"auto"``."""
-
-
-class InputGradientError(MicroBatchError):
-    """An input requires a gradient, which micro-batches do not compute."""
 
 
 class NondeterministicModelError(MicroBatchError):
@@ -65,19 +60,6 @@ def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
                 f"micro_batch_size of which none is left over (2 leaves one of an odd number)"
             )
         raise
-
-
-def check_no_graph(tree: Any, what: str) -> None:
-    """Raise if inputs or targets require a gradient, which they would not receive."""
-    for leaf in batches.leaves_of(tree):
-        tensor = leaf.data if isinstance(leaf, PackedSequence) else leaf
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-            raise InputGradientError(
-                f"{what} of shape {tuple(tensor.shape)} requires a gradient, and would receive "
-                f"none: micro-batches are taken without the graph behind them. Put what computed "
-                f"it into the model, such as nn.Sequential(generator, discriminator) for a "
-                f"generator's step, or give it as .detach()"
-            )
 
 
 def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch.device:

@@ -22,12 +22,12 @@ from repro.mbs.oom_retry import Retries
 from repro.mbs.setting import Precision, Setting
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span, Stager
-from repro.mbs.transaction import Ledger, leaves_of_graph
+from repro.mbs.transaction import Ledger
 from repro.mbs.two_pass import run_two_passes
 from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import EmptyBatchError, SplitFunction, call_model, leaves_of
 from repro.measure.checks import choice, is_whole
-from repro.measure.loss_parts import connected
+from repro.measure.loss_parts import connected, leaves_of_graph, one_backward
 from repro.measure.untouched import generator_state, modules_in, random_numbers, uncached
 
 
@@ -261,7 +261,8 @@ class MicroBatchStreamer:
             if loss is not None and loss.requires_grad:
                 self._ledger.meet([loss])
                 # Lines 11 and 12: normalise it, and accumulate gradients.
-                self._precision.backward(loss * (weight / divisor))
+                with one_backward():
+                    self._precision.backward(loss * (weight / divisor))
             if loss is not None:
                 totals.add(loss.detach(), weight)
             del loss, micro_batch  # and tensors that the graph still holds

@@ -1,7 +1,7 @@
 """All-or-nothing gradients, buffers and random numbers: a mini-batch can be tried again."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.weak import TensorWeakRef
 
+from repro.measure.loss_parts import leaves_of_graph
 from repro.measure.untouched import stored
 
 _SetAside = tuple[TensorWeakRef, torch.Tensor | None]  # a leaf, and its earlier gradient
@@ -208,18 +209,3 @@ def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
     """Return these modules' own trainable parameters, tied ones once; walking a tree is slower."""
     parameters = (p for module in modules for p in module._parameters.values())
     return list({id(p): p for p in parameters if p is not None and p.requires_grad}.values())
-
-
-def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the leaf tensors that receive a gradient in a backward pass from `tensors`."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen, leaves = set(waiting), []
-    while waiting:
-        node = waiting.pop()
-        new = {function for function, _ in node.next_functions if function is not None} - seen
-        seen |= new
-        waiting += new
-        leaf = None if node.next_functions else getattr(node, "variable", None)
-        if isinstance(leaf, torch.Tensor):
-            leaves.append(leaf)
-    return leaves

@@ -30,6 +30,7 @@ from repro.measure.containers import (
     BatchError,
     BatchSizeMismatchError,
     EmptyBatchError,
+    InputGradientError,
     UnsplittableBatchError,
     Which,
     parts_of,
@@ -212,6 +213,19 @@ def leaves_of(tree: Any) -> list[Any]:
     return [leaf for _, leaf in _leaves_with_paths(tree, ())]
 
 
+def check_no_graph(tree: Any, what: str) -> None:
+    """Raise if inputs or targets require a gradient, which they would not receive."""
+    for leaf in leaves_of(tree):
+        tensor = leaf.data if isinstance(leaf, PackedSequence) else leaf
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            raise InputGradientError(
+                f"{what} of shape {tuple(tensor.shape)} requires a gradient, and would receive "
+                f"none: parts of a mini-batch are taken without the graph behind them. Put what "
+                f"computed it into the model, such as nn.Sequential(generator, discriminator) for "
+                f"a generator's step, or give it as .detach()"
+            )
+
+
 def replaced(tree: Any, leaves: Sequence[Any]) -> Any:
     """The structure with its leaves replaced by these, in order."""
     following = iter(leaves)
@@ -361,8 +375,10 @@ class _Finder:
             if tensors and self._known.get(path) == _SAMPLES:
                 return False
             kind = _STRUCTURE if tensors else _WHOLE
-        elif (tensors and not fits) or isinstance(tree[0], str | bytes):
+        elif tensors and not fits:
             kind = _SAMPLES
+        elif isinstance(tree[0], str | bytes):
+            kind = self._known.get(path, _SAMPLES)
         else:
             kind = _STRUCTURE if tensors and isinstance(tree, tuple) else _OPEN
             kind = self._known.get(path, kind)

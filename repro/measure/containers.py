@@ -31,6 +31,10 @@ class UnsplittableBatchError(BatchError):
     """The assignment of a mini-batch's parts to samples is unknown or ambiguous."""
 
 
+class InputGradientError(BatchError):
+    """An input or target requires a gradient, which parts of a mini-batch do not give it."""
+
+
 def samples_of(leaf: Any) -> int | str | None:
     """The number of samples of a leaf, None without samples, the leaf's kind if unknown."""
     if isinstance(leaf, torch.Tensor):

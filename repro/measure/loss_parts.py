@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -197,6 +198,35 @@ def connected(loss: Tensor, outputs: Any) -> Tensor:
             # Not times 0, since infinity times 0 is NaN.
             loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
     return loss
+
+
+def leaves_of_graph(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the leaf tensors that receive a gradient in a backward pass from `tensors`."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen, leaves = set(waiting), []
+    while waiting:
+        node = waiting.pop()
+        new = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= new
+        waiting += new
+        leaf = None if node.next_functions else getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            leaves.append(leaf)
+    return leaves
+
+
+@contextmanager
+def one_backward() -> Iterator[None]:
+    """Say why a part of a mini-batch cannot be differentiated, where parts share a graph."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward through the graph a second time" in str(error):
+            error.add_note(
+                "the loss or the model uses a tensor that was computed, with a graph, before the "
+                "mini-batch was divided: compute it in the model or in loss_fn, or detach it"
+            )
+        raise
 
 
 # A loss and its gradient by the outputs

@@ -175,6 +175,9 @@ def result_bytes(
                 return _bytes_by_values(operation, args, kwargs, room)
             if known.name == "aten._to_dense":  # of a sparse tensor, which meta does not take
                 return args[0].numel() * args[0].dtype.itemsize, True
+            if known.name == "aten._grouped_mm":  # of which meta takes bfloat16 alone
+                offs = args[2] if len(args) > 2 else kwargs.get("offs")
+                return _grouped_mm_bytes(args[0], args[1], offs), True
             if known.has_meta:
                 nbytes, certain = _meta_bytes(operation, args, kwargs)
                 if certain:
@@ -184,6 +187,14 @@ def result_bytes(
     given = tensors_in([*args, *kwargs.values()])
     parts = [part for tensor in given for part in components(tensor) or [tensor]]
     return max(nbytes, sum(p.nbytes for p in parts if p.layout is torch.strided)), False
+
+
+def _grouped_mm_bytes(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> int:
+    """Of a product of groups, whose offsets divide one dimension where an operand has two."""
+    several = a if a.dim() == 3 else offs
+    groups = len(several) if a.dim() == b.dim() and several is not None else 1
+    row = b.shape[-1] * a.element_size()
+    return groups * a.shape[-2] * -(-row // 16) * 16  # rows begin at multiples of 16 bytes
 
 
 def by_values(operation: OpOverload, args: tuple[Any, ...]) -> bool:

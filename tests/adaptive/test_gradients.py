@@ -161,6 +161,20 @@ class TestFullCost:
             max_stable_batch(model, (x * math.nan, y), [2, 4], loss_fn=F.mse_loss)
 
 
+def test_layers_in_evaluation_stay_so_while_the_model_trains():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    x, y = torch.randn(60, 3), torch.randn(60, 1)
+    model(x + 1)  # other statistics than the data's
+    model[0].eval()
+    wanted = F.mse_loss(model(x), y)
+    assert full_cost(model, (x, y), 60, loss_fn=F.mse_loss) == pytest.approx(wanted.item())
+    gradients = torch.autograd.grad(wanted, [*model.parameters()])
+    (norm,) = gradient_norms(model, (x, y), [60], loss_fn=F.mse_loss)
+    assert norm.mean == pytest.approx(float(nn.utils.get_total_norm(gradients)))
+    assert not model[0].training
+
+
 def picture_loss(outputs, targets):
     return F.mse_loss(outputs, targets[:, None].float())
 
@@ -355,8 +369,9 @@ class TestCostsOfLosses:
             return F.cross_entropy(outputs[of(targets)], targets[of(targets)])
 
         y = torch.where(torch.arange(60) < 50, LABELS, -100)
-        with pytest.raises(adaptive.LossCheckError, match=r"full_cost adds up mini-batches by"):
+        with pytest.raises(adaptive.LossCheckError, match=r"full_cost adds up.*cost yo") as caught:
             full_cost(nn.Linear(8, 3), (torch.randn(60, 8), y), 15, loss_fn=loss)
+        assert "weights=" not in str(caught.value) and "check=" not in str(caught.value)
 
     def test_of_a_loss_that_weighs_mini_batches_unlike_are_refused(self):
         def loss(outputs, targets):  # a mean over tokens that are not ignored

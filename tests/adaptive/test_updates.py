@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from repro.adaptive import METHODS, DataParallel, LossCheckError, WholeStepError
 from repro.adaptive.optimizers import check_in_parts
 from repro.adaptive.reading import Parameters
+from repro.measure.batches import InputGradientError
 from repro.microconv import split_batch
 
 pytestmark = pytest.mark.slow
@@ -781,6 +782,35 @@ def compared_by_one(rank):
     return sorted({*checks}), [str(each.message) for each in told]
 
 
+def samplers_halves(x, y):
+    """Each process's half of a mini-batch, as by a DistributedSampler."""
+    halves = slice(3 * dist.get_rank(), 3 + 3 * dist.get_rank())
+    return x[halves], F.one_hot(y[halves], 4).float()
+
+
+WARNED = {
+    # what a step warns of: model's loss, mini-batch
+    "no part of the first mini-batch is the same": (nn.MSELoss(), samplers_halves),
+    "": (nn.MSELoss(), lambda x, y: (x + dist.get_rank(), F.one_hot(y, 4).float())),
+    "gradients by 1 tensors outside the model (of shape (4,))": (None, lambda x, y: (x, y)),
+}
+
+
+def told_of(what):
+    """The warnings of two steps."""
+    loss, given = WARNED[what]
+    scale = nn.Parameter(torch.ones(4))
+    model = make(0, Small)
+    loss = loss or (lambda o, t: F.cross_entropy(o * scale, t))
+    parallel = parallel_of(model, torch.optim.SGD(model.parameters(), 0.1), "all_to_all", loss)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number in range(2):
+            parallel.step(*given(*batch(number)))
+    parallel.close()
+    return [str(each.message) for each in told]
+
+
 TYPES = (
     torch.bool, torch.uint8, torch.int16, torch.uint16, torch.float16, torch.bfloat16,
     torch.float8_e4m3fn, torch.complex64, torch.float64,
@@ -941,6 +971,8 @@ def todo(rank):
             yield (method, "failed by one", how), partial(failed_by_one, method, how, rank)
     yield "refused by one", partial(refused_by_one, rank)
     yield "compared by one", partial(compared_by_one, rank)
+    for what in WARNED:
+        yield ("told of", what), partial(told_of, what)
 
 
 def work(rank, port, folder):
@@ -1079,6 +1111,21 @@ def test_mini_batches_that_differ_are_refused(both, what):
         for (kind, text), weights in answers(both, method, "not the same", what):
             assert kind == "ValueError" and "give the same in every process" in text
             assert_close(weights, weights_of(model))
+
+
+@pytest.mark.parametrize("what", WARNED)
+def test_what_processes_do_not_share_is_warned_of_once(both, what):
+    for told in answers(both, "told of", what):
+        assert len(told) == bool(what) and all(what in text for text in told)
+
+
+def test_inputs_that_wait_for_a_gradient_are_refused():
+    model = make(0, Small)
+    parallel = parallel_of(model, torch.optim.SGD(model.parameters(), 0.1), "all_to_all")
+    x, y = batch(0)
+    with pytest.raises(InputGradientError, match=r"give it as \.detach"):
+        parallel.step(x.requires_grad_(), y)
+    parallel.close()
 
 
 @pytest.mark.parametrize("method", METHODS)

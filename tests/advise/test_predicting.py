@@ -1,13 +1,16 @@
 """What is foretold, beside what small networks take on a CPU."""
 
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -414,6 +417,30 @@ def test_a_model_that_pads_its_batch():
         assert told["undivided"].fits == (meter.peak_bytes <= limit)
     with pytest.raises(AdviceError, match="2 and 1001 samples run different operations"):
         advise(Padded(True), 1001, 2**24, example=example)
+
+
+class Asking(nn.Linear):
+    """Takes tensors without content for an export, as transformers does, and makes a mask then."""
+
+    by_values = False
+
+    def forward(self, x):
+        asked = sys.modules["transformers.utils.import_utils"].is_fake_tensor(x)
+        if not asked and (not self.by_values or x.sum() > 0):
+            return super().forward(x)
+        return super().forward(x) * torch.ones(len(x), 1000).cos()[:, :1]
+
+
+def test_what_transformers_does_without_content_alone_is_not_predicted(monkeypatch):
+    hf = SimpleNamespace(is_fake_tensor=lambda x: isinstance(x, FakeTensor))
+    monkeypatch.setitem(sys.modules, "transformers.utils.import_utils", hf)
+    model = Asking(32, 5)
+    given = {"example": (torch.randn(8, 32), torch.randint(5, (8,))), "probe_seconds": 0}
+    peak = advise(model, 64, 2**24, **given)["undivided"].peak_bytes
+    plain = nn.Linear(32, 5)
+    assert peak == advise(plain, 64, 2**24, **given)["undivided"].peak_bytes
+    model.by_values = True  # the step as it was exported is better than none
+    assert advise(model, 64, 2**24, **given)["undivided"].peak_bytes > peak + 64 * 1000 * 4
 
 
 class Several(nn.Conv2d):

@@ -120,6 +120,7 @@ TRAININGS = [
     ({"time_models": {8: TIMES}}, r"time_models has \{8\}, which the schedule's resolutions lack"),
     ({"engine": "spark"}, r"engine is 'spark'; choose among local, ray"),
     ({"factor": "cubic"}, r"factor is 'cubic'; choose among linear, sqrt, none"),
+    ({"loss_fn": nn.CrossEntropyLoss(reduction="sum")}, r"grow with the batch; give reduction="),
     ({"address": "auto"}, r"address cannot be used with engine='local'"),
     *(({"data": data}, r"data is no pair of tensors .*, and no function")
       for data in (make_data()[:1], iter(make_data()))),

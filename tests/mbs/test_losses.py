@@ -489,6 +489,32 @@ def test_a_model_may_return_the_number_of_its_samples():
             assert error_of(loss, VALUES, model) < 1e-12
 
 
+class Views(nn.Module):
+    """Joins two views of the samples: an output has all first views before all second ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = make_model()
+
+    def forward(self, one, other):
+        return self.layers(torch.cat([one, other]))
+
+
+def test_views_of_samples_that_a_model_joins():
+    distances = lambda z: torch.stack([*z.chunk(2)]).diff(dim=0).square()  # noqa: E731
+    loss = lambda z: distances(z).sum(2).mean()  # noqa: E731
+    assert error_of(loss, None, Views(), inputs=(X, X + VALUES[:, :1])) < 1e-12
+    with pytest.raises(LossCheckError, match="no mean"):
+        error_of(lambda z: loss(z).sqrt(), None, Views(), inputs=(X, X + VALUES[:, :1]))
+
+
+def test_a_graph_that_micro_batches_share_is_explained():
+    features = nn.Linear(4, 4, dtype=torch.float64)(VALUES[:4]).tanh()
+    with pytest.raises(RuntimeError, match="second time") as caught:
+        error_of(lambda o, t: F.cross_entropy(o @ features, t), LABELS, check="off")
+    assert "before the mini-batch was divided" in str(caught.value.__notes__)
+
+
 def test_a_loss_that_is_constant_without_some_samples():
     some = torch.zeros(N, dtype=torch.long)
     some[:20] = 1

@@ -246,6 +246,15 @@ def test_samples_that_are_compared_in_training_are_refused(kind):
     MicroBatchStreamer(Mixing(kind), F.mse_loss, 8, check="off").backward(x, y)
 
 
+def test_random_mixing_is_found_where_one_draw_may_not_mix():
+    for seed in range(20):
+        torch.manual_seed(seed)
+        with pytest.raises(MixedSamplesError):
+            MicroBatchStreamer(Mixing("mixup"), F.mse_loss, 1).backward(
+                torch.randn(8, 6), torch.randn(8, 4)
+            )
+
+
 class Groups(nn.Linear):
     """Compares the samples of groups of four, which micro-batches of eight leave whole."""
 

@@ -180,11 +180,12 @@ def test_what_cannot_be_told_is_refused(inputs, targets, options, error, message
 
 def test_what_a_list_was_in_an_earlier_mini_batch_decides():
     known = {}
-    read_batch({"x": X, "pair": [X, X], "sizes": [8, 16]}, Y, known=known)
+    more = {"sizes": [8, 16], "names": ["a", "b"]}
+    read_batch({"x": X, "pair": [X, X], **more}, Y, known=known)
     x = X[:2]  # as many samples as the lists have items
-    batch = read_batch({"x": x, "pair": [x, x], "sizes": [8, 16]}, Y[:2], known=known)
+    batch = read_batch({"x": x, "pair": [x, x], **more}, Y[:2], known=known)
     part, _ = batch.slice(0, 1)
-    assert part["sizes"] == [8, 16] and [len(p) for p in part["pair"]] == [1, 1]
+    assert {name: part[name] for name in more} == more and [len(p) for p in part["pair"]] == [1, 1]
     with pytest.raises(UnsplittableBatchError):
         read_batch({"x": x, "pair": [x, x]}, Y[:2])
     for kind in (list, tuple):  # of images and boxes, as of zip(*samples)

@@ -999,6 +999,16 @@ class TestOperations:
         index = torch.ops.aten.index.Tensor
         assert result_bytes(index, (x, [mask, torch.arange(3)]), {}, KIB * KIB) == (12, True)
 
+    @pytest.mark.parametrize("dims", [(2, 3), (3, 2), (2, 2), (3, 3)])
+    def test_products_of_groups_are_counted(self, dims):
+        shapes = {2: {0: (32, 16), 1: (16, 48)}, 3: {0: (4, 32, 16), 1: (4, 16, 48)}}
+        a, b = (torch.randn(shapes[dim][place]) for place, dim in enumerate(dims))
+        ends = {(2, 3): 32, (3, 2): 48, (2, 2): 16}.get(dims)
+        offs = ends and torch.arange(1, 5, dtype=torch.int32) * (ends // 4)
+        operation = torch.ops.aten._grouped_mm.default
+        size = operation(a, b, offs).untyped_storage().nbytes()
+        assert result_bytes(operation, (a, b, offs), {}, KIB) == (size, True)
+
     def test_too_many_chosen_values_are_refused_before(self):
         x = torch.ones(2 * KIB)
         with OutOfCore(20 * KIB), pytest.raises(BudgetTooSmall, match="nonzero"):
