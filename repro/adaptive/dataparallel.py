@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import TensorWeakRef
 
 from repro.adaptive.averaging import METHODS, Allreduce, Method, OverlappedAverager, StepTiming
 from repro.adaptive.controller import checked_number
@@ -165,7 +166,7 @@ class DataParallel:
         self._asked = self._closed = False  # asked: whether mini-batches were compared
         self._checked = model, self._device, self.processes > 1, micro_batch is not None
         self._checks = Checks(*self._checked) if check == "first" else None
-        self._reached: Any = None  # the loss function whose gradients were looked at
+        self._reached: list[TensorWeakRef] | None = []  # by the first pass, outside the model
         self._shared, self._known = tuple(shared), dict[Any, str]()
         if self.processes == 1:
             return
@@ -219,6 +220,7 @@ class DataParallel:
         Raises:
             PeerError: Another process was lost.
             LossCheckError: The loss is no mean over samples (or by `weights`), in all processes.
+            InputGradientError: An input or target requires a gradient, which it would not get.
             ValueError: The mini-batch is empty, lacks a target for an input, gave a parameter no
                 gradient, or has other shares or class labels in another process (checked in the
                 first step, and the first after an error); `shares` do not sum to it; the model, the
@@ -287,25 +289,35 @@ class DataParallel:
                     pairs = [(a, b) for a, b in zip(every[0], theirs, strict=False) if a or b]
                     if pairs and all(a != b for a, b in pairs):
                         warn(
-                            f"no part of the first mini-batch is the same in rank {rank} as in "
+                            f"no tensor of the first mini-batch is the same in rank {rank} as in "
                             f"rank 0; {remedy} (no DistributedSampler, one order); all is well if "
-                            f"each process augments the same samples in its own way"
+                            f"each process augments the same samples in its own way",
+                            stacklevel=4,
                         )
                         break
 
     def _check_reached(self, loss: Tensor) -> None:
-        """Warn, once for a loss function, where it trains what this does not average."""
-        if self._checks is None or self._group is None or self._reached is self.loss_fn:
+        """Warn, once, of a loss that trains what is not averaged here.
+
+        Tensors that the second pass does not meet again, such as inputs of a gradient penalty, were
+        made within the first.
+        """
+        before, self._reached = self._reached, None
+        if before is None or self._checks is None or self._group is None:
             return
-        self._reached = self.loss_fn
-        if others := [leaf for leaf in leaves_of_graph([loss]) if leaf not in self._names]:
-            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in others[:3])
+        others = [leaf for leaf in leaves_of_graph([loss]) if leaf not in self._names]
+        if not before:
+            self._reached = [TensorWeakRef(leaf) for leaf in others] or None
+            return
+        met = {id(ref()) for ref in before}
+        if shapes := sorted(str(tuple(leaf.shape)) for leaf in others if id(leaf) in met):
             warn(
-                f"the loss has gradients by {len(others)} tensors outside the model (of shape "
-                f"{shapes}{', ...' if others[3:] else ''}), which are of this process's samples "
-                "alone: where they are trained average them over the processes before their "
-                "optimizer steps, or make them parameters of the model; requires_grad_(False) "
-                "leaves them out"
+                f"the loss also has gradients by tensors outside the model (of shape "
+                f"{', '.join(shapes[:3])}{', ...' if shapes[3:] else ''}), which are of this "
+                "process's samples alone: where they are trained average them over the processes "
+                "before their optimizer steps, or make them parameters of the model; "
+                "requires_grad_(False) leaves them out",
+                stacklevel=6,
             )
 
     def _check_loss(self, batch: Batch, weights: Any) -> None:
@@ -450,4 +462,4 @@ def _checksums(batch: Batch) -> list[int]:
     """Of each tensor of the first samples; 0 where it is alike in all samples."""
     leaves = leaves_of(batch.slice(0, min(_COMPARED, batch.num_samples)))
     tensors = [x for x in leaves if isinstance(x, Tensor) and x.layout == torch.strided and x.dim()]
-    return [crc32(bytes(bits(x).cpu())) if bool((x != x[:1]).any()) else 0 for x in tensors]
+    return [crc32(bytes(bits(x).cpu().numpy())) if bool((x != x[:1]).any()) else 0 for x in tensors]

@@ -299,8 +299,8 @@ def _unlike(kept: Batch | None, batch: Batch) -> Batch | None:
 
 def _adds_up(model: nn.Module, loss_fn: LossFunction, batch: Batch, device: torch.device) -> bool:
     """Refuse a loss that is no mean over samples; return whether that could be checked."""
-    advice = "Give one of torch's losses, whose class weights, ignored labels and sums are known, "
-    told = {"advice": (advice, ""), "off": "or add up the cost yourself"}
+    advice = "Give one of torch's losses, whose class weights, ignored labels and sums are known. "
+    told = {"advice": (advice, ""), "off": "Or add up the cost yourself", "named": ""}
     check = loss_check(model, loss_fn, device, **told)
     try:
         return batch.num_samples > 1 and adds_up(check, few(loss_fn, batch))

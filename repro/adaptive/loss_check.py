@@ -200,6 +200,6 @@ class Checks:
             return {k: bytes(bits(v).cpu().numpy()) for k, v in before.changed().items()}
 
 
-def warn(text: str) -> None:
+def warn(text: str, stacklevel: int = 5) -> None:
     """Warn of what ``check="off"`` does not look for."""
-    warnings.warn(f"{text}; check='off' checks nothing", UserWarning, stacklevel=5)
+    warnings.warn(f"{text}; check='off' checks nothing", UserWarning, stacklevel=stacklevel)

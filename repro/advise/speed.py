@@ -134,7 +134,7 @@ class _Probe:
         where = accelerator.name(self.device) if self.queued else "this CPU"
         sheets = (sheet for name, sheet in DEVICES.items() if name in where)
         alone = len(times) == 1 and self.batch not in times
-        rough = "; larger ones in proportion, mostly too slow" if alone else ""
+        rough = "; times of larger batches are scaled from it, and mostly too long" if alone else ""
         speed = Speed(
             next(sheets, DEVICES["H100"]) if self.queued else _CPU,
             f"steps of {', '.join(map(str, times))} samples measured on {where}{rough}",

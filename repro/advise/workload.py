@@ -183,9 +183,7 @@ class Workload:
         `device` is None in a context that makes tensors without content.
         """
         copied = _twin if device is None else copy.deepcopy
-        model = _twin(self.model) if device is None else self.make()
-        if not model.training:  # else layers that are in evaluation stay so
-            model.train()
+        model = (_twin(self.model) if device is None else self.make()).train()
         if checkpointing:
             if callable(self.blocks):
                 self.blocks(model)

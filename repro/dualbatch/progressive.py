@@ -119,7 +119,7 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
     def at_progress(self, epochs_done: float) -> EpochSetting:
         """Setting for work that starts after `epochs_done` epochs of the whole training.
 
-        Within an epoch it is the next one's: who starts then has ended this epoch before others.
+        Within an epoch it is the next epoch's: a worker that starts then has ended this one.
         After the end it is the last epoch's setting.
         """
         return self._settings[math.ceil(max(0, min(len(self) - 1, epochs_done - 1e-9)))]

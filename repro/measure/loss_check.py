@@ -55,7 +55,6 @@ from repro.measure.untouched import (
 
 _BY_PARAMETERS = 1e-2  # allowed relative difference; the faults to be found are larger
 _REPEATS = 8  # of what draws random numbers, to see whether it uses them
-_FEW = 8  # samples
 _OFF = "check='off' computes it all the same"
 
 
@@ -107,6 +106,7 @@ class LossCheck:
     context: Callable[[], AbstractContextManager[Any]] = nullcontext  # of a forward pass
     advice: tuple[str, str] = ("", "")  # for any loss; for one that the model computes
     off: str = _OFF  # what computes it unchecked
+    named: str = "; name it in shared="  # what tells of a tensor that belongs to all samples
     multiplied_by: Sequence[Any] = ("matmul", "conv")  # see `tolerance`
     # Whether two passes of the same samples, buffers and random numbers differed, and whether
     # an output has as many rows for a part as for several.
@@ -232,7 +232,7 @@ class LossCheck:
                 LossCheckError,
                 f"the loss can be computed over {counts[0]} samples, but not over {number}: the "
                 f"model returned, or the loss was given, something that belongs to the whole "
-                f"mini-batch and was divided; name it in shared=",
+                f"mini-batch and was divided{self.named}",
                 self.off,
             ):
                 return self._evaluated(together, sample.targets(len(pairs)), wide)
@@ -270,7 +270,8 @@ class LossCheck:
             return not silent or self._compare_by_parameters(sample, factors)
         rows = zip(sample.counts, parts, strict=False)
         if inside and value <= narrow and any(len(g) != n for n, p in rows for g in p.gradients):
-            return self._compare_by_parameters(sample, factors)  # rows may be in another order
+            # Rows may be in another order.
+            return self._compare_by_parameters(sample, factors, otherwise=False)
         drawn = self._generators()
         same = alike([whole], [evaluate_whole()], narrow, allowed)
         if drawn != self._generators():  # whole and parts had other random numbers
@@ -288,12 +289,14 @@ class LossCheck:
             f"{self.advice[1] if inside else ''}{self.advice[0]}{self.off}"
         )
 
-    def _compare_by_parameters(self, sample: Sample, factors: Sequence[float]) -> bool:
+    def _compare_by_parameters(
+        self, sample: Sample, factors: Sequence[float], otherwise: bool = True
+    ) -> bool:
         """Refuse a loss with gradients by the parameters that do not add up.
 
         They are computed in float32, without autocast, and leave out parameters of half precision,
         with hooks or with sparse gradients. Where that fails, as behind a reentrant checkpoint,
-        values alone were compared.
+        values alone were compared: returns `otherwise`.
         """
         every = nn.ModuleList(self.modules).parameters()
         own = [
@@ -305,14 +308,16 @@ class LossCheck:
         apart = partial(gradients_apart, self._loss_in_float32, own)
         try:
             # A state may settle in the first calls.
-            if not own or any(not apart(whole, parts) > allowed for _ in range(2)):
+            if not own:
+                return otherwise
+            if any(not apart(whole, parts) > allowed for _ in range(2)):
                 return True
             if max(apart(whole, whole), apart(parts, parts)) > allowed:
                 return False  # of random numbers, for example
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            return True
+            return otherwise
         raise LossCheckError(
             f"the loss of {sum(sample.counts)} samples has another gradient by the parameters than "
             f"its {len(parts)} parts together, by more than {100 * allowed:.3g} %. It is no "
@@ -368,17 +373,13 @@ class LossCheck:
         self.fixed_rows, whole = some_as_long(own, together), last(together)
         off = difference(whole, last(self._apart(sample.twice)))
         allowed = self._tolerance(whole)
-        with self.undone():  # by other random numbers, too, which may not mix so few samples
-            for _ in range(_REPEATS if total <= _FEW else 0):
-                before = self._generators()
-                self._forward(sample.inputs)
-                if off is None or off > allowed or before == self._generators():
-                    break
-                off = difference(last(self._apart(sample.inputs)), last(self._apart(sample.twice)))
         if off is None or off <= allowed:
             return True
-        if self._numbers_after(sample.inputs) != self._numbers_after(sample.twice):
-            return False  # samples of other lengths drew others
+        with self.undone():
+            for _ in range(_REPEATS):  # by values or lengths, which draw as many by chance
+                if self._numbers_after(sample.inputs) != self._numbers_after(sample.twice):
+                    return False
+                self._forward(sample.inputs)
         again = (difference(last(self._apart(sample.inputs)), whole) for _ in range(_REPEATS))
         if any(other is None or other > allowed for other in again):
             self.hidden_state = True

@@ -223,8 +223,8 @@ def one_backward() -> Iterator[None]:
     except RuntimeError as error:
         if "backward through the graph a second time" in str(error):
             error.add_note(
-                "the loss or the model uses a tensor that was computed, with a graph, before the "
-                "mini-batch was divided: compute it in the model or in loss_fn, or detach it"
+                "the loss or the model uses a tensor that was computed, with a graph, before this "
+                "part of the mini-batch: compute it in the model or in loss_fn, or detach it"
             )
         raise
 

@@ -508,11 +508,19 @@ def test_views_of_samples_that_a_model_joins():
         error_of(lambda z: loss(z).sqrt(), None, Views(), inputs=(X, X + VALUES[:, :1]))
 
 
+def test_rows_of_half_precision_that_cannot_be_compared_are_not_passed():
+    labels = torch.where(torch.arange(4) < LABELS[:, None], 1, -100)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Unflatten(1, (4, 3)), nn.Flatten(0, 1)).bfloat16()
+    loss = lambda o, t: F.cross_entropy(o, t.flatten().clamp(min=-100))  # noqa: E731
+    with pytest.raises(LossCheckError):
+        MicroBatchStreamer(model, loss, 16).backward(X.bfloat16(), labels)
+
+
 def test_a_graph_that_micro_batches_share_is_explained():
     features = nn.Linear(4, 4, dtype=torch.float64)(VALUES[:4]).tanh()
     with pytest.raises(RuntimeError, match="second time") as caught:
         error_of(lambda o, t: F.cross_entropy(o @ features, t), LABELS, check="off")
-    assert "before the mini-batch was divided" in str(caught.value.__notes__)
+    assert "before this part" in str(caught.value.__notes__)
 
 
 def test_a_loss_that_is_constant_without_some_samples():
