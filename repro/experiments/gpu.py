@@ -1,8 +1,8 @@
 """Records of a GPU that is at hand for some minutes: missing ones, the most valuable first.
 
-The list is ``gpu.toml``. A piece is computed by a process of its own, which is ended at its limit,
-so that one that hangs costs no more than itself. Every run writes its record as it ends; an archive
-of all records is written anew while more are computed.
+The list is ``gpu.toml``. A piece is computed by a process of its own, which is ended where a run
+takes far too long; then another goes on, with that run last. Every run writes its record as it
+ends; an archive of all records is written anew while more are computed.
 """
 
 import math
@@ -21,13 +21,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from repro.experiments import arguments, find_artefacts, load_paper
 from repro.experiments import run as running
 from repro.experiments.design import SEEDS, Paper, Run, UsageError
-from repro.experiments.processes import WorkerDied, Workers
+from repro.experiments.processes import Workers, end_with
 from repro.experiments.query import LOCAL, find_source
 from repro.measure.checks import is_whole
 from repro.measure.files import cache_folder, replacing
@@ -41,7 +42,8 @@ _DOCTOR_S = 120.0  # at most; it took 17 s by an H100
 _STARTING_S = 12.0  # of a process: torch, the device, decoded images
 _LAST_ARCHIVE_S = 5.0
 _BETWEEN_ARCHIVES_S = 10.0
-_GENEROUS = 3.0  # a piece is ended after so many times what it is expected to take
+_GENEROUS = 3.0  # a run is ended after so many times what it is expected to take, and a minute
+_TRIES = 3  # processes for a piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,13 +129,12 @@ def read(path: Path, only: Sequence[str] = ()) -> list[Piece]:
                 f"{path}, piece {piece.name}: at_once is {piece.at_once!r} and seconds "
                 f"{piece.seconds!r}; give a whole number of at least 1, and seconds above 0"
             )
-    chosen = [piece for piece in pieces if not only or named[piece].intersection(only)]
-    if not chosen:
+    names = set[str]().union(*named.values())
+    if not pieces or set(only) - names:
         letters = ", ".join(dict.fromkeys(piece.name for piece in pieces))
-        raise UsageError(
-            f"{path} has no piece {', '.join(only)}; give a paper, an artefact, {letters}"
-        )
-    return chosen
+        lacking = ", ".join(name for name in only if name not in names)
+        raise UsageError(f"{path} has no piece {lacking}; give a paper, an artefact, {letters}")
+    return [piece for piece in pieces if not only or named[piece].intersection(only)]
 
 
 def plan(
@@ -215,7 +216,7 @@ def compute(
     if not 0 < minutes < 10_000:
         raise UsageError(f"--minutes is {minutes:g}; give a number above 0 and below 10,000")
     end = time.monotonic() + 60 * minutes - _LAST_ARCHIVE_S
-    commit_state()  # refuses a wrong $REPRO_COMMIT before any piece would
+    commit, _ = commit_state()  # refuses a wrong $REPRO_COMMIT before any piece would
     planned = plan(pieces, setting.profile, setting.device, setting.root)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -224,11 +225,13 @@ def compute(
             log.write(f"{line}\n")
         tell(line)
 
+    if commit is None:
+        say("records will name no commit: this is a copy without git, and $REPRO_COMMIT is not set")
     missing = [one for one in planned if one.left]
     if not missing:
         say("nothing is missing: all runs have a record")
     well = True
-    with _archiving(local_store(setting.profile), folder), Workers(1, each_new=True) as own:
+    with _archiving(local_store(setting.profile), folder):
         decoding = _decode([one for one in missing if not one.without], setting.root)
         if missing and not (folder / DOCTOR).exists():
             say(_doctor(setting, folder, end))
@@ -236,36 +239,92 @@ def compute(
             if one.without:
                 say(f"{one.piece}: left out, for {', '.join(one.without)} is not here")
                 continue
-            for run in one.left:
-                if process := decoding.get(str(run.config.get("dataset"))):
-                    process.join()
-            if time.monotonic() + _STARTING_S + one.piece.seconds > end:
-                say(f"{one.piece}: no time for it")
-                continue
-            limit_s = min(end - time.monotonic(), _GENEROUS * one.seconds + 60)
-            timed = replace(setting, until=end, expected_s=one.piece.seconds)
-            work = partial(_compute, one.paper.key, timed, one.piece.at_once, limit_s, folder / LOG)
-            start = time.monotonic()
-            try:
-                ((_, (outcome, ended_well)),) = own.map(work, [list(one.left)])
-            except WorkerDied:
-                ended_well = False
-                outcome = f"ended after {limit_s:.0f} s, or its process died"
-            well = well and ended_well
-            say(f"{one.piece}: {outcome} ({time.monotonic() - start:.0f} s)")
+            data = {str(run.config.get("dataset")) for run in one.left}
+            for dataset, process in decoding.items():
+                if one.measured or dataset in data:
+                    process.join(max(0.0, end - time.monotonic()))
+            well = _tried(one, setting, folder / LOG, end, say) and well
     return well
 
 
+def _tried(
+    one: Planned, setting: running.Setting, log: Path, end: float, say: Callable[[str], None]
+) -> bool:
+    """Compute a piece; where its process died go on with what is left. Return whether all is well.
+
+    The run that was at work comes last then.
+    """
+    piece, left, well = one.piece, list(one.left), True
+    timed = replace(setting, until=end, expected_s=piece.seconds)
+    for _ in range(_TRIES):
+        if time.monotonic() + _STARTING_S + piece.seconds > end:
+            say(f"{piece}: no time for it")
+            break
+        start, work = time.monotonic(), (_compute, one.paper.key, timed, piece.at_once, log, left)
+        outcome = _watched(work, _GENEROUS * piece.seconds + 60, end)
+        said, ended_well = outcome or ("a run took too long, or its process died", False)
+        well = well and ended_well
+        say(f"{piece}: {said} ({time.monotonic() - start:.0f} s)")
+        if outcome is not None:
+            break
+        (again,) = plan([piece], setting.profile, setting.device, setting.root)
+        left = [*again.left[1:], *again.left[:1]]
+        if len(left) < 2:
+            break
+    return well
+
+
+def _watched(work: tuple[Any, ...], limit_s: float, end: float) -> tuple[str, bool] | None:
+    """Call a function in a process, with a function that tells of progress before its arguments.
+
+    Returns its result; None where it died, told nothing for `limit_s` seconds, or was at it in the
+    end. What it started ends with it.
+    """
+    spawning = get_context("spawn")
+    ends, alive = spawning.Pipe(duplex=False)
+    told, telling = spawning.Pipe(duplex=False)
+    process = spawning.Process(target=_tell, args=(ends, telling, *work))
+    process.start()
+    telling.close()
+    try:
+        while told.poll(max(0.0, min(limit_s, end - time.monotonic()))):
+            if isinstance(result := told.recv(), tuple):
+                return result
+    except EOFError:
+        pass
+    finally:
+        alive.close()
+        process.kill()
+        with suppress(ProcessLookupError):  # it has a group of its own, see `end_with`
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+    return None
+
+
+def _tell(ends: Connection, telling: Connection, function: Callable[..., Any], *work: Any) -> None:
+    end_with(ends)
+    telling.send(function(telling.send, *work))
+
+
 def _compute(
-    key: str, setting: running.Setting, at_once: int, limit_s: float, log: Path, runs: list[Run]
+    tell: Callable[[str], None],
+    key: str,
+    setting: running.Setting,
+    at_once: int,
+    log: Path,
+    runs: list[Run],
 ) -> tuple[str, bool]:
-    """Carry out runs in a process of their own, which ends itself at the limit.
+    """Carry out runs in a process of their own; `tell` is called as each ends.
 
     Returns a line on them, and whether none failed.
     """
-    ending = threading.Timer(limit_s, lambda: os.killpg(os.getpgrp(), signal.SIGKILL))
-    ending.daemon = True
-    ending.start()
+
+    def report(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+        if "CUDA error:" in line:  # after which nothing works in this process
+            os._exit(1)
+        tell(line)
+
     with log.open("a", encoding="utf-8") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
@@ -275,7 +334,7 @@ def _compute(
     paper = load_paper(key)
     try:
         with Workers(at_once) as workers:
-            tally = running.execute(paper, runs, setting, workers=workers)
+            tally = running.execute(paper, runs, setting, report=report, workers=workers)
         return str(tally), not (tally.failed or tally.left_out)
     except Exception as error:  # such as a library that is not here: the next piece may do
         return f"not run: {type(error).__name__}: {error}", False
@@ -314,16 +373,17 @@ def _doctor(setting: running.Setting, folder: Path, end: float) -> str:
 def _archiving(store: RecordStore, folder: Path) -> Iterator[None]:
     """Write the archive every few seconds in which there is a new record, and at the end."""
     done = threading.Event()
-    written: set[Path] = set()
+    written: set[tuple[Path, float]] = set()
 
     def write() -> None:
-        files = set(store.folder.glob("*/*.json"))
-        if files and files != written:
+        files = sorted(store.folder.glob("*/*.json"))
+        found = {(file, file.stat().st_mtime) for file in (*files, *cache_folder().glob(TIMES))}
+        if found - written:
             with (
                 replacing(folder / ARCHIVE) as temporary,
                 tarfile.open(temporary, "w:gz") as archive,
             ):
-                for path in sorted(files):
+                for path in files:
                     archive.add(path, str(path.relative_to(store.folder.parent)))
                 for path in cache_folder().glob(TIMES):
                     try:
@@ -334,7 +394,7 @@ def _archiving(store: RecordStore, folder: Path) -> Iterator[None]:
                     entry = tarfile.TarInfo(path.name)
                     entry.size = len(content)
                     archive.addfile(entry, BytesIO(content))
-            written.update(files)
+            written.update(found)
 
     def keep_writing() -> None:
         while not done.wait(_BETWEEN_ARCHIVES_S):

@@ -117,6 +117,11 @@ def _begin(ends: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)
+    end_with(ends)
+
+
+def end_with(ends: Connection) -> None:
+    """Have this process, in a group of its own, end when the other end of a pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgrp()  # with what it starts, which ignores Ctrl-C, too
     threading.Thread(target=_end_with, args=(ends,), daemon=True).start()

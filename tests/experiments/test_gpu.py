@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +64,7 @@ def test_every_piece_of_the_list_names_runs_that_end_within_six_minutes():
         ("[[piece]]\nname = 1", "is no list of pieces"),
         ("[[piece]]\nname = 'a'\nartefact = 'mbs'\nseconds = 1\nsecnods = 2", "secnods"),
         ("piece = []", "has no piece"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = 1", "has no piece mbs/tabel4; give"),
         (f"{GOOD}artefact = 3\nseconds = 1", "is no list of pieces"),
         (f"{GOOD}artefact = 'mbs/tabel4'\nseconds = 1", "piece a: .*did you mean mbs/table4"),
         (f"{GOOD}artefact = 'mbs'\nseconds = 1\nexperiments = ['no']", "piece a: .*no exp.* no;"),
@@ -71,7 +75,7 @@ def test_every_piece_of_the_list_names_runs_that_end_within_six_minutes():
 def test_what_is_no_list_is_refused(tmp_path, text, said):
     (tmp_path / "list.toml").write_text(text)
     with pytest.raises(UsageError, match=said):
-        gpu.read(tmp_path / "list.toml")
+        gpu.read(tmp_path / "list.toml", ["mbs/tabel4", "a"] if "tabel4; give" in said else [])
 
 
 def test_a_wrong_commit_is_refused_before_any_piece(folder, monkeypatch):
@@ -87,6 +91,10 @@ def test_records_are_archived_without_times_that_cannot_be_read(folder, make_rec
     with gpu._archiving(store, folder):
         path = store.write(make_record())
     assert archived(folder) == [str(path.relative_to(store.folder.parent))]
+    with gpu._archiving(store, folder):  # times without a new record
+        kept_times().unlink(missing_ok=True)
+        BenchmarkCache(kept_times()).store_times("kernel", 8, {"torch:native": [0.5]})
+    assert kept_times().name in archived(folder)
 
 
 @pytest.mark.slow
@@ -136,12 +144,43 @@ def test_nothing_begins_that_would_not_end_or_has_no_data(folder):
     assert lines[1:] == [f"{lacking}: left out, for cifar10 is not here"]
 
 
-@pytest.mark.slow
-def test_a_piece_that_fails_is_told_and_the_next_is_tried(folder, monkeypatch):
-    monkeypatch.setattr(gpu, "_GENEROUS", -100.0)  # so that each is ended at once
-    lines = []
-    assert not gpu.compute([TRAIN, TRAIN], SMOKE, 500, folder, lines.append)
-    assert [line.partition(": ")[2][:11] for line in lines] == ["ended after"] * 2
+def test_a_piece_that_fails_goes_on_with_the_next_run_and_the_next_is_tried(folder, monkeypatch):
+    lines, given = [], []
+    ended = iter([None, None, None, ("some computed", True)])
+    monkeypatch.setattr(gpu, "_watched", lambda work, *_: given.append(work[-1]) or next(ended))
+    assert not gpu.compute([MEASURE, MEASURE], SMOKE, 500, folder, lines.append)
+    assert [line.partition(": ")[2][:7] for line in lines] == ["a run t"] * 3 + ["some co"]
+    first, *again, other = given
+    assert again == [[*first[1:], first[0]]] * 2 and other == first and len(first) > 1
+
+
+def holds_all(tell):
+    tell("a run has ended")
+    re.match("(a+)+$", "a" * 40 + "b")  # for hours, in which no other thread runs
+
+
+def dies(tell, started):
+    started.write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+    os._exit(1)
+
+
+def works(tell):
+    for _ in range(4):
+        time.sleep(0.5)
+        tell("a run has ended")
+    return "well", True
+
+
+def test_a_process_is_ended_where_it_hangs_with_all_that_it_started(tmp_path):
+    end = time.monotonic() + 60
+    assert gpu._watched((works,), 10, end) == ("well", True)
+    assert gpu._watched((holds_all,), 10, time.monotonic() + 3) is None
+    assert gpu._watched((dies, tmp_path / "started"), 30, end) is None and time.monotonic() < end
+    child = pathlib.Path("/proc") / (tmp_path / "started").read_text() / "stat"
+    until = time.monotonic() + 10
+    while child.exists() and " Z " not in child.read_text() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert time.monotonic() < until
 
 
 @pytest.mark.slow
