@@ -43,12 +43,7 @@ from repro.measure.batches import (
     to_device,
 )
 from repro.measure.checks import choice, whole
-from repro.measure.loss_parts import (
-    LossCheckError,
-    connected,
-    leaves_of_graph,
-    one_backward,
-)
+from repro.measure.loss_parts import LossCheckError, connected, leaves_of_graph, one_backward
 from repro.measure.precision import without_autocast
 from repro.measure.untouched import bits, stored
 
