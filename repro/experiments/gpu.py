@@ -296,7 +296,8 @@ def _watched(work: tuple[Any, ...], limit_s: float, end: float) -> tuple[str, bo
         alive.close()
         process.kill()
         with suppress(ProcessLookupError):  # it has a group of its own, see `end_with`
-            os.killpg(process.pid or 0, signal.SIGKILL)
+            assert process.pid is not None
+            os.killpg(process.pid, signal.SIGKILL)
         process.join()
     return None
 

@@ -508,11 +508,14 @@ def test_views_of_samples_that_a_model_joins():
         error_of(lambda z: loss(z).sqrt(), None, Views(), inputs=(X, X + VALUES[:, :1]))
 
 
-def test_rows_of_half_precision_that_cannot_be_compared_are_not_passed():
-    labels = torch.where(torch.arange(4) < LABELS[:, None], 1, -100)
+def test_rows_whose_gradients_cannot_be_compared_are_not_passed():
+    """Values agree, as the last layer is fresh; and parameters of half precision are left out."""
+    labels = torch.where(torch.arange(4) < LABELS[:, None] + 1, 1, -100)
     model = nn.Sequential(nn.Linear(6, 12), nn.Unflatten(1, (4, 3)), nn.Flatten(0, 1)).bfloat16()
-    loss = lambda o, t: F.cross_entropy(o, t.flatten().clamp(min=-100))  # noqa: E731
-    with pytest.raises(LossCheckError):
+    nn.init.zeros_(model[0].weight)
+    nn.init.zeros_(model[0].bias)
+    loss = lambda o, t: F.cross_entropy(o, t.flatten())  # noqa: E731
+    with pytest.warns(RuntimeWarning, match="could not check that the loss"):
         MicroBatchStreamer(model, loss, 16).backward(X.bfloat16(), labels)
 
 
