@@ -68,6 +68,8 @@ def check(chosen: Sequence[Path], parameters: Mapping[str, str]) -> None:
     arguments.parse_seeds(parameters.get("seeds"))
     arguments.check_data(parameters.get("data"))
     devices = dict.fromkeys(["", *(device for device, _ in reference_stores())])
+    if parameters.get("reference") and parameters.get("profile", "view") != "view":
+        raise UsageError("reference is for the profile view, which computes nothing; leave it out")
     if parameters.get("reference", "") not in devices:
         raise UsageError(
             f"no reference records of device {parameters['reference']!r}; choose among "

@@ -213,10 +213,11 @@ class RecordStore:
 
     Runs write single files; `pack` folds them into the packed file, one line each. If both have a
     record of one key, the single file counts. The first record that is written makes the folder.
+    What is read may also be in `below`, a store whose records count where this one has none.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, below: "RecordStore | None" = None) -> None:
+        self.folder, self.below = folder, below
 
     def path(self, paper: str, experiment: str, key: str) -> Path:
         """Return the path of a record's single file, which need not exist."""
@@ -232,12 +233,18 @@ class RecordStore:
 
     def holds(self, paper: str) -> bool:
         """Return whether there are files of a paper's records."""
-        return self.packed(paper).exists() or bool(self.singles(paper))
+        here = self.packed(paper).exists() or bool(self.singles(paper))
+        return here or (self.below is not None and self.below.holds(paper))
 
     def where(self, record: Record) -> Path:
         """Return the file that holds a record."""
         path = self.path(record.paper, record.experiment, record.key)
-        return path if path.exists() else self.packed(record.paper)
+        if path.exists():
+            return path
+        packed, _ = _read(self.packed(record.paper), record.paper)
+        if self.below is None or any(held.key == record.key for held in packed):
+            return self.packed(record.paper)
+        return self.below.where(record)
 
     def load(self, paper: str) -> list[Record]:
         """Return a paper's records, oldest first.
@@ -259,8 +266,10 @@ class RecordStore:
             problems += faults if os.path.lexists(path) else ()  # else it was packed meanwhile
         # Last, so that a record that was packed meanwhile is seen.
         packed, wrong = _read(self.packed(paper), paper)
-        records = {record.key: record for record in [*packed, *singles]}
-        return sorted(records.values(), key=lambda r: (r.finished, r.key)), [*wrong, *problems]
+        below, faults = self.below.read(paper) if self.below else ([], [])
+        records = {record.key: record for record in [*below, *packed, *singles]}
+        ordered = sorted(records.values(), key=lambda r: (r.finished, r.key))
+        return ordered, [*faults, *wrong, *problems]
 
     def find(self, paper: str, experiment: str, key: str) -> Record | None:
         """Return the current record, or None."""
@@ -295,7 +304,7 @@ class RecordStore:
             return 0
         path = self.packed(paper)
         with _naming(f"{path} cannot be written", "pack again"), _locked(self.folder):
-            singles = self.singles(paper)
+            singles = {path: path.stat().st_mtime_ns for path in self.singles(paper)}
             kept, problems = self.read(paper)
             if problems:
                 raise problems[0]
@@ -312,8 +321,9 @@ class RecordStore:
                     temporary.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
                     if list(map(_line, _read(temporary, paper)[0])) != lines:
                         raise OSError("it reads back differently")
-            for single in singles:
-                single.unlink()
+            for single, changed in singles.items():
+                if single.stat().st_mtime_ns == changed:  # else a newer record came meanwhile
+                    single.unlink()
         return len(set(lines) - set(old))
 
 
@@ -361,12 +371,12 @@ def local_store(profile: str) -> RecordStore:
 
 def reference_stores() -> dict[tuple[str, str], RecordStore]:
     """Return the stores of records that ship with the project, by (device, profile)."""
-    return {
-        (folder.parent.name, folder.name): RecordStore(folder)
-        for root in paths.reference_dirs()
-        for folder in sorted(root.glob("*/*"))
-        if folder.is_dir()
-    }
+    stores: dict[tuple[str, str], RecordStore] = {}
+    for root in paths.reference_dirs():
+        for folder in filter(Path.is_dir, sorted(root.glob("*/*"))):
+            where = (folder.parent.name, folder.name)
+            stores[where] = RecordStore(folder, stores.get(where))
+    return stores
 
 
 def pack_reference(papers: Iterable[str], profiles: Iterable[str]) -> list[tuple[Path, int]]:

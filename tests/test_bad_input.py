@@ -176,6 +176,7 @@ for parameter in ("count", "=3", "count.x=1", "a b=3", "3x=1"):
 add(("notebooks", "-p", "cuont=3"), "has no parameter", "it has count, data, device")
 add(("notebooks", "-p", "count=1", "-p", "count=2"), "count is given twice", "give one of them")
 add(("notebooks", "-p", "reference=tpu"), "'tpu'", "choose among")
+add(("notebooks", "--profile", "smoke", "-p", "reference=x"), "profile view", "leave it out")
 add(("notebooks", "-p", "data={root}/missing"), "missing", "cannot be read")
 add(("notebooks", "--refresh", "--seeds", "3"), "--refresh", "leave it out")
 for name, value in (("seeds", "3"), ("device", "cpu"), ("data", "{root}")):

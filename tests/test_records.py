@@ -123,6 +123,33 @@ class TestPacked:
         assert sorted(r.metrics["best"] for r in store.load("mbs")) == [1.0, 97.5]
         assert not path.exists()
 
+    def test_a_record_that_is_written_meanwhile_stays(self, store, record, monkeypatch):
+        store.write(record)
+        newer, line = replace(record, metrics={"best": 1.0}), records._line
+
+        def interrupted(one):
+            monkeypatch.setattr(records, "_line", line)
+            os.utime(store.write(newer), ns=(0, 0))  # whatever the clock's resolution
+            return line(one)
+
+        monkeypatch.setattr(records, "_line", interrupted)
+        store.pack("mbs")
+        assert store.load("mbs") == [newer]
+
+    def test_own_references_leave_the_shipped_ones_in_sight(self, record, monkeypatch, tmp_path):
+        own, shipped = tmp_path / "own", tmp_path / "shipped"
+        monkeypatch.setattr(paths, "reference_dirs", lambda: [shipped, own])
+        other = replace(record, paper="adaptive")
+        second = replace(record, key="second")
+        for one in (record, other, second):
+            records.RecordStore(shipped / "a-gpu" / "gpu").write(one)
+        newer = replace(record, metrics={"best": 1.0})
+        records.RecordStore(own / "a-gpu" / "gpu").pack("mbs", [newer])
+        (store,) = records.reference_stores().values()
+        assert store.load("mbs") == [newer, second] and store.load("adaptive") == [other]
+        assert store.holds("adaptive") and not store.holds("microconv")
+        assert [store.where(one).is_relative_to(own) for one in (newer, second)] == [True, False]
+
     def test_two_packers_and_a_reader_at_once_lose_nothing(self, store, record):
         written = [replace(record, key=f"key{number:02}", seed=number) for number in range(40)]
         for each in written[:30]:

@@ -211,7 +211,8 @@ def _carvana(name: str, root: Path) -> Source | None:
 
     def everything() -> Listing:
         # Sixteen views of one car share the name up to the underscore, and stay in one split.
-        views = [(f.stem.rsplit("_", 1)[0], f) for f in sorted((folder / "train").glob("*.jpg"))]
+        images = sorted((folder / "train").glob("[!.]*.jpg"))
+        views = [(image.stem.rsplit("_", 1)[0], image) for image in images]
         held_out = sorted({car for car, _ in views})[CARVANA_TEST_EVERY - 1 :: CARVANA_TEST_EVERY]
         items: dict[str, list[Item]] = {"train": [], "test": []}
         for car, image in views:
@@ -230,7 +231,13 @@ def _carvana(name: str, root: Path) -> Source | None:
 
 
 def _files(*folders: Path) -> list[Path]:
-    return [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    """Return the folders' files; hidden ones, such as .DS_Store, are no data."""
+    return [
+        file
+        for folder in folders
+        for file in folder.rglob("*")
+        if file.is_file() and "/." not in f"/{file.relative_to(folder).as_posix()}"
+    ]
 
 
 _TORCHVISION = {

@@ -114,7 +114,7 @@ class Estimate:
 
     def drawn(self) -> tuple[float, tuple[float, float] | None]:
         """Return the value and its 95 % interval, None where it is unknown; of ratios no logs."""
-        scale = math.exp if self.log else float
+        scale = (lambda value: math.exp(min(value, 700.0))) if self.log else float
         low, high = map(scale, self.interval())
         return scale(self.mean), None if math.isnan(low) else (low, high)
 
@@ -167,7 +167,7 @@ def contrast(
     unit: str = "",
     digits: int = 2,
     trials: str = "seeds",
-    resolution: float = 0.0,
+    steps: Sequence[float] = (),
 ) -> Estimate:
     """Return the sum of the cells' means, each times its weight.
 
@@ -175,7 +175,7 @@ def contrast(
     Satterthwaite's degrees of freedom.
 
     Of ratios (`log`) the cells hold the values themselves, above 0, and the result is a log ratio.
-    `resolution` is the step of the values, such as one test image: equal values do not prove a
+    `steps` are those of each cell's values, such as one test image: equal values do not prove a
     spread of 0, but one no larger than rounding's. See `Estimate` for the others.
 
     Raises:
@@ -189,12 +189,14 @@ def contrast(
         if wrong:
             raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
         cells = [c.logs() if isinstance(c, BySeed) else [math.log(v) for v in c] for c in cells]
+    steps = steps or [0.0] * len(cells)
     by_seed = [cell for cell in cells if isinstance(cell, BySeed)]
     if len(by_seed) == len(cells):
         seeds = judging_seeds(by_seed)
         rows = zip(*(cell.at(seeds) for cell in by_seed), strict=True)
         sums = [_sum(w * v for w, v in zip(weights, row, strict=True)) for row in rows]
-        cells, weights = [sums], [1]
+        step = math.hypot(*(w * s for w, s in zip(weights, steps, strict=True)))
+        cells, weights, steps = [sums], [1], [step]
     else:
         cells = [c.at(judging_seeds([c])) if isinstance(c, BySeed) else c for c in cells]
     mean = _sum(w * _sum(c) / len(c) for c, w in zip(cells, weights, strict=True))
@@ -202,10 +204,9 @@ def contrast(
     shortest = min(map(len, cells))
     if shortest < 2 or not math.isfinite(mean):
         return Estimate(mean, math.nan, math.nan, shortest, **form)
-    floor = resolution**2 / 12
     parts = [
-        (weight**2 * max(statistics.variance(cell), floor) / len(cell), len(cell) - 1)
-        for cell, weight in zip(cells, weights, strict=True)
+        (weight**2 * max(statistics.variance(cell), step**2 / 12) / len(cell), len(cell) - 1)
+        for cell, weight, step in zip(cells, weights, steps, strict=True)
     ]
     total = math.fsum(part for part, _ in parts)
     freedom = math.fsum(part**2 / dof for part, dof in parts)
@@ -220,10 +221,10 @@ def _sum(values: Iterable[float]) -> float:
 
 
 def difference(
-    first: Cell, second: Cell, unit: str = "", digits: int = 2, *, resolution: float = 0.0
+    first: Cell, second: Cell, unit: str = "", digits: int = 2, *, step: float = 0.0
 ) -> Estimate:
-    """Return ``mean(first) - mean(second)``; see `contrast`."""
-    return contrast([first, second], [1, -1], unit=unit, digits=digits, resolution=resolution)
+    """Return ``mean(first) - mean(second)`` of values with this step; see `contrast`."""
+    return contrast([first, second], [1, -1], unit=unit, digits=digits, steps=[step, step])
 
 
 def ratio(first: Cell, second: Cell, digits: int = 2, *, trials: str = "seeds") -> Estimate:

@@ -30,13 +30,13 @@ def full_caption(artefact: Artefact, results: Results) -> str:
 def stand_ins(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield a caption's sentence on networks and data in the place of the paper's, if any.
 
-    Pairs are of what ran and the paper's, such as ``("cifar10-jpeg", "CIFAR-10")``: a dataset is
-    the paper's where its name begins so.
+    Pairs are of what ran and the paper's, such as ``("cifar10-jpeg", "CIFAR-10")``, where the
+    dataset is the paper's: what follows a hyphen says how it is stored.
     """
     different = dict.fromkeys(
         f"{ours} for {paper}"
         for ours, paper in pairs
-        if not (ours == paper or ours.startswith(paper.lower().replace("-", "")))
+        if ours != paper and ours.partition("-")[0] != paper.lower().replace("-", "")
     )
     if different:
         yield f"STAND-IN: {', '.join(different)}."

@@ -49,7 +49,10 @@ def build(name: str, **options: Any) -> nn.Module:
                 f"{_TORCHVISION} and one of {', '.join(known)}"
             )
         check_at_least(1, num_classes=options.get("num_classes", 1))
-        return torchvision.models.get_model(name, weights=None, **options)
+        try:
+            return torchvision.models.get_model(name, weights=None, **options)
+        except TypeError as error:
+            raise ValueError(f"torchvision's {name} takes other options: {error}") from error
     known = [other for other in __all__ if other not in ("Pix2PixHD", "build")]
     if name not in known:
         raise ValueError(

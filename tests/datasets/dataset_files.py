@@ -8,9 +8,9 @@ import numpy as np
 from PIL import Image
 
 
-def encode(pixels: np.ndarray, form: str = "PNG") -> bytes:
+def encode(pixels: np.ndarray, form: str = "PNG", **options: str) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, form)
+    Image.fromarray(pixels).save(buffer, form, **options)
     return buffer.getvalue()
 
 

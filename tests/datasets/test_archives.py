@@ -46,6 +46,7 @@ def test_cache_is_used_and_follows_the_source(tmp_path, monkeypatch):
 
 
 MASK = "camvid/test/masks/1.png"
+JPEG_IN_TIFF = encode(np.zeros((12, 16), np.uint8), "TIFF", compression="jpeg")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,7 @@ MASK = "camvid/test/masks/1.png"
         *((mask_files("camvid") | {MASK: encode(np.full(shape, value, np.uint8))}, "mask")
           for shape, value in (((12, 16), 12), ((5, 5), 0), ((12, 16, 3), 0))),
         (mask_files("camvid") | {MASK: encode(np.zeros((12, 16), np.uint8), "JPEG")}, "not exact"),
+        (mask_files("camvid") | {MASK: JPEG_IN_TIFF}, "not exact"),
         (mask_files("camvid") | {MASK: encode(np.ones((12, 16), np.uint8), "GIF")}, "black and w"),
     ],
 )  # fmt: skip

@@ -92,6 +92,9 @@ def test_carvana_in_kaggle_layout_and_as_an_archive(tmp_path):
     assert (len(data.train), len(data.test)) == (8, 2)  # whole cars, not views
     assert torch.equal(data.train.masks[0], torch.eye(8, dtype=torch.uint8))
     assert data.classes == ("background", "car") and data.record_name == "carvana"
+    for hidden in (".DS_Store", "._car0_01.jpg", ".cache/0.jpg"):
+        write_folder(folder, {f"train/{hidden}": b"x"})
+    assert load("carvana", tmp_path).fingerprint == data.fingerprint
     (folder / "train_masks" / "car3_02_mask.gif").unlink()
     with pytest.raises(CorruptDatasetError, match=r"car3_02\.jpg has no mask"):
         load("carvana", tmp_path)

@@ -12,7 +12,7 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.design import Run
 from repro.experiments.query import Results, find_source, results_of
 from repro.experiments.story import recipe
-from repro.experiments.view import verdicts
+from repro.experiments.view import stand_ins, verdicts
 from repro.report import cell_text, figure_png
 
 COLUMNS = ["item", "paper", "paper profile", "gpu", "long", "quick", "why they differ"]
@@ -105,6 +105,11 @@ def test_an_image_says_whose_numbers_it_shows(key):
     results.records = []
     texts = [text.get_text() for text in artefact.figure(results).texts]
     assert not any(text.startswith("Ours") for text in texts)
+
+
+def test_another_dataset_whose_name_begins_alike_is_a_stand_in():
+    pairs = [("cifar100", "CIFAR-10"), ("cifar10-jpeg", "CIFAR-10"), ("phantom", "Phantom")]
+    assert list(stand_ins(pairs)) == ["STAND-IN: cifar100 for CIFAR-10."]
 
 
 def test_the_signature_counts_repetitions_and_names_a_stop_as_the_most_epochs():

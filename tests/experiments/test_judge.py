@@ -81,8 +81,13 @@ class TestEstimates:
     def test_equal_values_are_known_to_what_they_are_counted_in(self):
         first, second = by_seed([1.0] * 4), by_seed([0.0] * 4)
         assert difference(first, second).error == 0
-        found = difference(first, second, resolution=0.1)
-        assert found.error == pytest.approx(0.1 / math.sqrt(12 * 4))
+        each = 0.1 / math.sqrt(12 * 4)  # of values spread evenly over one step
+        for cells in ((first, second), ([1.0] * 4, [0.0] * 4)):
+            assert difference(*cells, step=0.1).error == pytest.approx(math.sqrt(2) * each)
+
+    def test_a_ratio_known_to_nothing_is_drawn_without_end(self):
+        value, interval = judge.Estimate(0.0, 3.0, 1.0, 2, log=True, candidates=20).drawn()
+        assert value == 1 and interval[0] == 0 and interval[1] > 1e300
 
     def test_without_a_spread_nothing_is_decided(self):
         diverged = by_seed([1.0, math.inf])

@@ -152,7 +152,10 @@ class TestSameness:
             return trained(80.0 + NOISE[seed] + 1.5 * (streamed(run) and not made_mbs.beyond(run)))
 
         found = results(artefact, of_trainings(make))
-        assert set(means_of(claimed(f"{artefact}/same_result", found)).values()) == {1.5}
+        gaps = claimed(f"{artefact}/same_result", found)
+        assert set(means_of(gaps).values()) == {1.5}
+        # Equal accuracies are known to a test image; paper takes whole test sets.
+        assert all(gap.error > 0 for name, gap in gaps.items() if name != "U-Net")
         half = results(artefact, lambda run, seed: make(run, seed) if run.config.get("micro_batch")
                        else None)  # fmt: skip
         assert verdict(f"mbs/{artefact}/same_result", half).word == "not run"

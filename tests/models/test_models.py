@@ -130,6 +130,7 @@ DENSE = {"growth": 12, "num_classes": 10, "in_channels": 3}
         ("resnet20", {"depth": 14}, r"resnet20 has no option depth.*num_classes.*width"),
         ("torchvision/resnet49", {}, r"no classifier 'resnet49'.*resnet50"),
         ("torchvision/resnet18", {"num_classes": 0}, "num_classes is 0"),
+        ("torchvision/resnet18", {"depth": 18}, "takes other options: .*depth"),
         ("resnet_cifar", {"depth": 18}, "pass depth=14 or depth=20"),
         ("amoebanet_d", {"num_layers": 5}, "num_layers is 5, .*pass num_layers=3 or num_layers=6"),
         ("amoebanet_d", {"num_filters": 7}, r"num_filters is 7; .* at least 8"),

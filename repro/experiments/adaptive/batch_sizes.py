@@ -240,8 +240,8 @@ def of_counts(cells: Sequence[BySeed], weights: Sequence[float]) -> Estimate:
 
     Equal counts have a spread of numbers that lie evenly over those rounded to one count.
     """
-    shares = [weight / float(np.mean(c)) for c, weight in zip(cells, weights, strict=True) if c]
-    return judge.contrast(cells, weights, log=True, resolution=math.hypot(*shares))
+    steps = [1 / float(np.mean(cell)) if cell else 0.0 for cell in cells]
+    return judge.contrast(cells, weights, log=True, steps=steps)
 
 
 def trend(cells: Mapping[int, BySeed]) -> Estimate:

@@ -4,6 +4,7 @@ Trainings are compared by seed, measurements by process. Captions and titles nam
 data that stand in for the paper's.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -64,7 +65,10 @@ def by_process(results: Results, records: Records, values: Sequence[float]) -> C
 def change(results: Results, records: Records, base: Records, metric: str = "accuracy") -> Estimate:
     """A metric over that of other trainings, seed by seed; `NotRun` if there is none of them."""
     ours, others = (final(results, of, metric) for of in (records, base))
-    return difference(ours, others, *(("points", 2) if metric == "accuracy" else ("", 3)))
+    if metric != "accuracy":
+        return difference(ours, others, digits=3)
+    image = 100 / min((r.config["test_samples"] for r in [*records, *base]), default=math.inf)
+    return difference(ours, others, "points", step=image)
 
 
 def gain(results: Results, line: Line) -> tuple[Estimate | None, float]:

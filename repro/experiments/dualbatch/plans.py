@@ -78,7 +78,7 @@ def sizes_table(results: Results, table: str) -> list[dict[str, Any]]:
             row[name] = _cell(ours[key]) if key in paper else None
         rows.append(row)
     # By the line through TensorFlow's times in the authors' measurements.
-    if record := results.first("published"):
+    if rows and (record := results.first("published")):
         sizes = record.metrics["frameworks"]["TensorFlow"]["table2"]
         rows = [row | {"B_S, raw data": size} for row, size in zip(rows, sizes, strict=True)]
     return rows

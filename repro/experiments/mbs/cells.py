@@ -41,11 +41,11 @@ def best(results: Results, records: Sequence[Record]) -> BySeed:
 def in_points(records: Sequence[Record], first: BySeed, second: BySeed) -> Estimate:
     """Return a metric of some of the records less that of others, in points, seed by seed.
 
-    Its resolution is one test image's share of an accuracy; 0 of IoU, which counts pixels.
+    The step is one test image's share of an accuracy; 0 of IoU, which counts pixels.
     """
-    tested = [r.config["test_samples"] for r in records if r.config["role"] in CLASSIFIERS]
-    image = 100 / min((count or math.inf for count in tested), default=math.inf)
-    found = difference(first, second, "points", resolution=image)
+    # Whole test sets (None), of which records hold no size, have more than 1,000 images.
+    tested = [r.config["test_samples"] or 1000 for r in records if r.config["role"] in CLASSIFIERS]
+    found = difference(first, second, "points", step=100 / min(tested, default=math.inf))
     return found.named(ran_as(records[0].config["role"], records))
 
 

@@ -115,7 +115,7 @@ def less(results: Results, ours: str, other: str) -> Estimate:
     """A strategy's final accuracy less another's, seed by seed; see `cell`."""
     first, second = cell(results, ours, "test"), cell(results, other, "test")
     image = 100 / tuned(results, ours).judging[0].config["test_samples"]
-    return difference(first, second, "points", resolution=image)
+    return difference(first, second, "points", step=image)
 
 
 def over(results: Results, ours: str, other: str, name: str) -> Estimate:
