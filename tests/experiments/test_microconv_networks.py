@@ -129,6 +129,13 @@ class TestFigure8:
         assert f"mean of 10 layers ×{(6 / divided + 4) / 10:.2f} [" in evidence
         assert "of torch's own speed without a limit" in evidence
 
+    def test_half_precision_judges_where_it_ran(self):
+        def make(run):
+            return of(*[("3×3", 1.0, 0.6 if run.config["setting"] == "fp16" else 1.2)] * 6)(run)
+
+        for profile, word in (("gpu", "reproduced"), ("quick", "not reproduced")):
+            assert judge("figure8/layers_faster", make, profile)[0] == word
+
     @pytest.mark.parametrize(
         ("pseudo", "true", "word"), [(3, 1, "reproduced"), (1, 3, "not reproduced")]
     )

@@ -108,20 +108,10 @@ def over_best(results: Results, kept: bool) -> Cases:
 
 
 def slower(results: Results) -> Cases:
-    """The factor by which epochs to a PSNR that every training reaches grow where B doubles."""
-    trainings = read.by_size(results, DIV2K).values()
-    if not trainings:
-        raise NotRun("no records")
-    every = [record.metrics["psnr"] for records in trainings for record in records]
-    common = min(max(value for value in curve if value is not None) for curve in every)
-
-    def first(record: Record) -> int:
-        numbers = enumerate(record.metrics["psnr"], 1)
-        return next(n for n, value in numbers if value is not None and value >= common)
-
-    epochs = {read.batch_of(own): results.cell(own, first) for own in trainings}
-    label = f"epochs to {common:.1f} dB where the batch doubles"
-    return {"epochs": trend(epochs).named(label)}
+    """The factor by which epochs until the stop rule grow where B doubles."""
+    trainings = list(read.by_size(results, DIV2K).values())
+    epochs = {read.batch_of(own): read.stopped(results, own) for own in trainings}
+    return {"epochs": trend(epochs).named("epochs where the batch doubles")}
 
 
 def same_cost(results: Results) -> Cases:

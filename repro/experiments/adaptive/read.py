@@ -70,6 +70,13 @@ def final(results: Results, records: Sequence[Record], name: str) -> BySeed:
     return results.cell(records, lambda record: record.metrics[name][-1])
 
 
+def stopped(results: Results, records: Sequence[Record]) -> BySeed:
+    """The epochs after which the stop rule ended trainings, one number for each seed."""
+    if not all(record.metrics["stopped"] for record in records):
+        raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
+    return results.cell(records, lambda record: record.metrics["completed"])
+
+
 def over(results: Results, task: str, ours: Sequence[Record], others: Sequence[Record]) -> Estimate:
     """The final accuracy or PSNR of trainings over that of others."""
     first, second = (final(results, records, runs.METRIC[task]) for records in (ours, others))

@@ -194,9 +194,7 @@ def as_many_epochs(results: Results, task: str) -> Cases:
     """The epochs in which the stop rule ends trainings, θ-adaptive's over the best's."""
     read.has_learned(results, task)
     own, best = (read.trained(results, task, name) for name in ("theta", "best"))
-    if not all(record.metrics["stopped"] for record in (*own, *best)):
-        raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
-    epochs = [results.cell(cell, lambda r: r.metrics["completed"]) for cell in (own, best)]
+    epochs = [read.stopped(results, cell) for cell in (own, best)]
     return {NAMES["theta"]: of_counts(epochs, [1.0, -1.0]).named("epochs")}
 
 

@@ -36,7 +36,7 @@ _SETTLING = 5  # iterations until a block's plans are made
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator serves one
 # By mode, the names of an allocator and of a schedule of `OutOfCore`.
 _SWAPPED: dict[str, tuple[str, Name]] = {
-    "schedule": ("schedule", "window"),  # the paper's with our changes, as in the simulated rows
+    "schedule": ("schedule", "window"),  # the paper's with our changes
     "schedule_va": ("schedule_va", "window"),
     "paper": ("schedule", "paper"),
     "paper_va": ("schedule_va", "paper"),
