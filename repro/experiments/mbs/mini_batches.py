@@ -34,13 +34,16 @@ def table1(results: Results) -> Iterator[dict[str, Any]]:
     """The metric by mini-batch and image size."""
     for role, side, size in product(ROLES_1, ("low", "high"), ("small", "large")):
         paper, records = PAPER["table1"], cell_of_table1(results, role, side, size)
+        config = records[0].config if records else None
         values = cells.best(results, records)
         yield {
             "model": cells.ran_as(role, results.records),
             # The paper's text leaves the smaller size out; see the note in paper.toml.
             "image (px), paper": paper[role][f"{side}_size"],
+            "image (px)": config
+            and config["augment"].get("crop_size", config["dataset"]["image_size"]),
             "mini-batch, paper": paper[f"{size}_batch"],
-            "mini-batch": records[0].config["mini_batch"] if records else None,
+            "mini-batch": config and config["mini_batch"],
             "paper (%)": f"{paper[role][f'{side}_{size}']:.2f}",
             "ours (%)": cells.result(records, values),
             "n": len(values),
