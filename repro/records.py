@@ -241,10 +241,11 @@ class RecordStore:
         path = self.path(record.paper, record.experiment, record.key)
         if path.exists():
             return path
-        packed, _ = _read(self.packed(record.paper), record.paper)
-        if self.below is None or any(held.key == record.key for held in packed):
-            return self.packed(record.paper)
-        return self.below.where(record)
+        if self.below:
+            packed, _ = _read(self.packed(record.paper), record.paper)
+            if all(held.key != record.key for held in packed):
+                return self.below.where(record)
+        return self.packed(record.paper)
 
     def load(self, paper: str) -> list[Record]:
         """Return a paper's records, oldest first.
@@ -276,7 +277,8 @@ class RecordStore:
         path = self.path(paper, experiment, key)
         if not os.path.lexists(path):
             packed, _ = _read(self.packed(paper), paper)
-            return next((record for record in packed if record.key == key), None)
+            found = next((record for record in packed if record.key == key), None)
+            return found or (self.below.find(paper, experiment, key) if self.below else None)
         if (record := read_record(path, paper)).key != key:
             raise RecordError(f"record {path} is of another run, {record.key!r}; {_ADVICE}")
         return record
@@ -305,7 +307,7 @@ class RecordStore:
         path = self.packed(paper)
         with _naming(f"{path} cannot be written", "pack again"), _locked(self.folder):
             singles = {path: path.stat().st_mtime_ns for path in self.singles(paper)}
-            kept, problems = self.read(paper)
+            kept, problems = RecordStore(self.folder).read(paper)
             if problems:
                 raise problems[0]
             before, _ = _read(path, paper)

@@ -148,6 +148,8 @@ class TestPacked:
         (store,) = records.reference_stores().values()
         assert store.load("mbs") == [newer, second] and store.load("adaptive") == [other]
         assert store.holds("adaptive") and not store.holds("microconv")
+        assert store.find("mbs", second.experiment, "second") == second
+        assert store.pack("mbs") == 0
         assert [store.where(one).is_relative_to(own) for one in (newer, second)] == [True, False]
 
     def test_two_packers_and_a_reader_at_once_lose_nothing(self, store, record):

@@ -209,7 +209,8 @@ def _indices(mask: Image.Image) -> Image.Image:
         if not np.isin(grey, (0, 255)).all():
             raise ValueError("a GIF's mask is black and white, this has other colours: give PNG")
         return Image.fromarray(grey // 255)
-    if "JPEG" in (mask.format, str(mask.info.get("compression")).upper()):  # TIFF may hold one
+    inside = str(mask.info.get("compression")).lower()  # of TIFF
+    if mask.format == "JPEG" or "jpeg" in inside or inside == "webp":
         raise ValueError("a JPEG's values are not exact, and a mask's are class indices: give PNG")
     if mask.mode not in ("1", "L", "P"):
         raise ValueError(f"a mask holds one class index per pixel, this is {mask.mode}")
