@@ -107,7 +107,7 @@ class Results:
     def cell(self, records: Sequence[Record], read: Callable[[Record], float]) -> BySeed:
         """Read a value of every record of one cell, which is to be compared seed by seed.
 
-        Under `long` the seeds of the first look, by experiment (and task or network) in
+        Under `long` the seeds of the first look, by experiment (and task, network or setting) in
         ``paper.toml``, only set how many are needed: where a comparison has others, those judge
         alone.
         """
@@ -116,7 +116,8 @@ class Results:
             look = paper_toml(records[0].paper).get("first_look", {}).get(records[0].experiment, ())
         if isinstance(look, Mapping):
             config = records[0].config
-            look = look.get(config.get("task") or config.get("role"), ())
+            kind = config.get("task") or config.get("role") or config.get("setting")
+            look = look.get(kind, ())
         return BySeed(map(read, records), (record.seed for record in records), look)
 
     def measured(self, experiment: str, several: bool = False, **config: Any) -> Record:

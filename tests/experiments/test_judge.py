@@ -132,7 +132,7 @@ class TestTheFirstLook:
         both = difference(by_seed(first, look=[0, 1]), by_seed(second, look=[2]))
         assert both.n == 9 and by_seed([1.0], look=[0]).logs().look == {0}
 
-    @pytest.mark.parametrize("kind", ["task", "role"])
+    @pytest.mark.parametrize("kind", ["task", "role", "setting"])
     def test_it_is_written_in_the_papers_toml_and_holds_under_long(self, monkeypatch, kind):
         toml = {"first_look": {"train": {"A": [0, 1]}, "twins": [2]}}
         monkeypatch.setattr(query, "paper_toml", lambda paper: toml)

@@ -45,9 +45,6 @@ def lines_over(lines: Lines, base: Line) -> dict[str, Line]:
 def final(results: Results, records: Records, metric: str) -> BySeed:
     """A metric after the last epoch, one value for each seed."""
     values = [float(record.metrics[metric][-1]) for record in records]
-    if records and records[0].config.get("setting") == runs.KEPT:
-        # All seeds with momentum kept were planned before any was looked at.
-        return BySeed(values, (record.seed for record in records))
     return by_seed(results, records, values)
 
 
