@@ -1,3 +1,6 @@
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +70,29 @@ JPEG_IN_TIFF = encode(np.zeros((12, 16), np.uint8), "TIFF", compression="jpeg")
 def test_faulty_sets(tmp_path, files, message):
     with pytest.raises(CorruptDatasetError, match=message):
         load(next(iter(files)).partition("/")[0], write(tmp_path, files))
+
+
+def grey_png(values: np.ndarray, bits: int) -> bytes:
+    """A grey PNG of 1, 2, 4 or 8 bits; Pillow writes none of 2 or 4."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", check)
+
+    height, width = values.shape
+    each = np.unpackbits(values[..., None], axis=-1)[..., -bits:]
+    rows = np.pad(np.packbits(each.reshape(height, -1), axis=1), ((0, 0), (1, 0)))  # filter 0
+    head = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    content = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows.tobytes()))
+    return b"\x89PNG\r\n\x1a\n" + content + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_grey_masks_of_few_bits_hold_indices(tmp_path, bits):
+    indices = np.resize(np.arange(min(12, 2**bits), dtype=np.uint8), (12, 16))
+    files = mask_files("camvid") | {MASK: grey_png(indices, bits)}
+    found = load("camvid", write(tmp_path, files)).test.masks[1]
+    assert np.array_equal(found, indices)
 
 
 def test_only_the_layout_is_read_and_nothing_is_written(tmp_path):
