@@ -211,7 +211,8 @@ def compute(
     """Run the doctor, then compute missing records until the time is over.
 
     The folder gets the archive, the log and the doctor's findings, which are not made anew where
-    they are there. Returns whether no piece failed, as far as there was time and data for it.
+    they are there. Returns whether neither the doctor nor a piece failed, as far as there was time
+    and data for it.
     """
     if not 0 < minutes < 10_000:
         raise UsageError(f"--minutes is {minutes:g}; give a number above 0 and below 10,000")
@@ -234,7 +235,8 @@ def compute(
     with _archiving(local_store(setting.profile), folder):
         decoding = _decode([one for one in missing if not one.without], setting.root)
         if missing and not (folder / DOCTOR).exists():
-            say(_doctor(setting, folder, end))
+            line, well = _doctor(setting, folder, end)
+            say(line)
         for one in missing:
             if one.without:
                 say(f"{one.piece}: left out, for {', '.join(one.without)} is not here")
@@ -355,7 +357,8 @@ def _decode(planned: Sequence[Planned], root: str | None) -> dict[str, Any]:
     return processes
 
 
-def _doctor(setting: running.Setting, folder: Path, end: float) -> str:
+def _doctor(setting: running.Setting, folder: Path, end: float) -> tuple[str, bool]:
+    """Write the doctor's findings; a line on them, and whether all self-tests passed."""
     command = [sys.executable, "-m", "repro", "doctor", "--json", "--device", setting.device]
     if setting.root is not None:
         command += ["--data", setting.root]
@@ -365,9 +368,10 @@ def _doctor(setting: running.Setting, folder: Path, end: float) -> str:
             limit_s = max(1.0, min(_DOCTOR_S, end - start))
             done = subprocess.run(command, stdout=found, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
-        return f"doctor: ended after {time.monotonic() - start:.0f} s"
-    word = "all self-tests passed" if done.returncode == 0 else f"FAILED ({done.returncode})"
-    return f"doctor: {word} ({time.monotonic() - start:.0f} s), see {DOCTOR}"
+        return f"doctor: ended after {time.monotonic() - start:.0f} s", False
+    word = f"FAILED ({done.returncode})" if done.returncode else "all self-tests passed"
+    line = f"doctor: {word} ({time.monotonic() - start:.0f} s), see {DOCTOR}"
+    return line, done.returncode == 0
 
 
 @contextmanager

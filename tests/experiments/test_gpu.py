@@ -144,6 +144,15 @@ def test_nothing_begins_that_would_not_end_or_has_no_data(folder):
     assert lines[1:] == [f"{lacking}: left out, for cifar10 is not here"]
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_doctor_whose_self_tests_fail_ends_it_with_an_error(folder, monkeypatch, code):
+    (folder / gpu.DOCTOR).unlink()
+    monkeypatch.setattr(gpu.sys, "executable", ("true", "false")[code])
+    said = []
+    assert gpu.compute([TRAIN], SMOKE, 0.02, folder, said.append) is (code == 0)
+    assert ("FAILED (1)" in said[0]) is (code == 1) and "no time for it" in said[-1]
+
+
 def test_a_piece_that_fails_goes_on_with_the_next_run_and_the_next_is_tried(folder, monkeypatch):
     lines, given = [], []
     ended = iter([None, None, None, ("some computed", True)])
