@@ -214,6 +214,7 @@ def _indices(mask: Image.Image) -> Image.Image:
         raise ValueError("a JPEG's values are not exact, and a mask's are class indices: give PNG")
     if mask.mode not in ("1", "L", "P"):
         raise ValueError(f"a mask holds one class index per pixel, this is {mask.mode}")
-    # Pillow spreads grey of 2 and 4 bits over 0 to 255.
-    spread = {"L;2": 85, "L;4": 17}.get(mask.tile[0].args, 1) if mask.format == "PNG" else 1
+    # Pillow spreads grey of 2 and 4 bits over 0 to 255; tiles are of a file's images alone.
+    file: Any = mask
+    spread = {"L;2": 85, "L;4": 17}.get(file.tile[0].args, 1) if mask.format == "PNG" else 1
     return Image.fromarray(np.asarray(mask, dtype=np.uint8) // spread)
