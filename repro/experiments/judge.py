@@ -281,10 +281,20 @@ class Verdict:
 
     @property
     def repeats(self) -> str:
-        """What the intervals are over; of rounds of one process, which are alike, too narrow."""
-        every = (case for case in self.cases.values() if isinstance(case, Estimate))
-        kinds = dict.fromkeys(case.trials for case in every if case.error > 0)
-        return ", ".join(f"{kind} of one process" if kind == "rounds" else kind for kind in kinds)
+        """Over how many what the intervals are; of rounds of one process, too narrow."""
+        counts: dict[str, list[int]] = {}
+        for case in self.cases.values():
+            if isinstance(case, Estimate) and case.error > 0:
+                counts.setdefault(case.trials, []).append(case.n)
+        return ", ".join(_repeats(kind, many) for kind, many in counts.items())
+
+
+def _repeats(kind: str, counts: Sequence[int]) -> str:
+    """Say how many repeats the cases have; of a spread known from elsewhere only the kind."""
+    kind = f"{kind} of one process" if kind == "rounds" else kind
+    if max(counts) == 1:
+        return kind
+    return " to ".join(str(n) for n in sorted({min(counts), max(counts)})) + f" {kind}"
 
 
 def direction(

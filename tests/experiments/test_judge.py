@@ -112,10 +112,14 @@ class TestEstimates:
         assert isinstance(found["a"], Estimate) and isinstance(found["b"], NotRun)
 
 
-def test_a_verdict_says_that_rounds_are_of_one_process():
+def test_a_verdict_says_how_many_repeats_judge_and_that_rounds_are_of_one_process():
     rounds = judge.paired_ratio([2.0, 2.1, 2.2], [1.0, 1.0, 1.1])
     cases = {"a": rounds, "b": deterministic(1.0), "c": judge.mean_of([1.0, 2.0])}
-    assert judge.Verdict("partly", "", cases).repeats == "rounds of one process, processes"
+    said = "3 rounds of one process, 2 processes"
+    assert judge.Verdict("partly", "", cases).repeats == said
+    looked = BySeed([1.0, 2.0, 4.0, 5.0], range(4), look={0})
+    cells = {"a": difference(looked, BySeed([0.0] * 4, range(4))), "b": difference([1, 2], [0, 0])}
+    assert judge.Verdict("partly", "", cells).repeats == "2 to 3 seeds"
 
 
 class TestTheFirstLook:
