@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from repro.measure.batches import leaves_of
 from repro.measure.fake_tensors import flops_of
 from repro.measure.loss_parts import HALF
 from repro.outofcore import Function, Trace, record
@@ -50,6 +52,8 @@ class _Costs(TorchDispatchMode):
         if torch._C._current_graph_task_id() >= 0:
             phase = RECOMPUTE if torch.is_grad_enabled() else BACKWARD
         result = func(*args, **kwargs)
+        if any(x.layout is not torch.strided for x in leaves_of(result) if isinstance(x, Tensor)):
+            raise ValueError(f"{func} returns a sparse tensor, whose size depends on values")
         low = any(getattr(x, "dtype", None) in HALF for x in args)
         name, flops = f"{func.namespace}.{func._opname}", flops_of(func, args, kwargs, result)
         self.noted.append(Cost(name, flops, low, phase))
@@ -140,6 +144,7 @@ class Iteration:
         """Variables of the batch: given to the step, and as large as it has samples."""
         small, functions = self.small, self.small.functions
         given = {n for n, used in small.accesses.items() if n in functions[used[0]].inputs}
+        given |= {*small.held}  # of which no operation reads any
         return frozenset(n for n in given if small.sizes[n] != self.large.sizes[n])
 
     @cached_property
@@ -224,7 +229,10 @@ def _saved_away(trace: Trace, backward: Any, inputs: frozenset[str]) -> Vector:
     return np.append(trace.live_bytes + np.cumsum(change[:n]), moved)
 
 
-def recorded(step_of: Callable[[int], Callable[[], object]], batch: int | None) -> Iteration:
+Step = tuple[Callable[[], object], Sequence[Tensor]]  # a step, and the tensors of its batch
+
+
+def recorded(step_of: Callable[[int], Step], batch: int | None) -> Iteration:
     """Record a step of two batch sizes, or of up to five, without computing anything.
 
     `step_of` returns a step of one model, which leaves nothing behind and whose optimizer has its
@@ -232,10 +240,10 @@ def recorded(step_of: Callable[[int], Callable[[], object]], batch: int | None) 
     faster than the square. Where a step of `batch` has another peak than small ones foretell, as of
     a batch that the model pads, sizes are on the line through that step.
     """
-    small, costs = _record(step_of(FEW))
+    small, costs = _record(*step_of(FEW))
 
     def another(batch: int) -> tuple[Trace, tuple[Cost, ...]]:
-        trace, costs = _record(step_of(batch))
+        trace, costs = _record(*step_of(batch))
         if trace.functions != small.functions:
             raise ValueError(f"steps of {FEW} and {batch} samples run different operations")
         return trace, costs
@@ -274,14 +282,16 @@ def _bend(values: Sequence[int]) -> int:
     return more - 2 * few if more > 3 * few > 0 else 0
 
 
-def _record(step: Callable[[], object]) -> tuple[Trace, tuple[Cost, ...]]:
-    costs = _Costs()
+def _record(step: Callable[[], object], given: Sequence[Tensor]) -> tuple[Trace, tuple[Cost, ...]]:
+    costs, whole = _Costs(), nn.Module()
+    for number, tensor in enumerate(given):  # else one that is read in slices would not count
+        whole.register_buffer(str(number), tensor)
 
     def noting() -> None:
         with costs:
             step()
 
-    trace = record(noting, warmup=0, device="meta")
+    trace = record(noting, warmup=0, device="meta", model=whole)
     return trace, _aligned(trace, costs.noted)
 
 

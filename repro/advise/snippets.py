@@ -22,7 +22,8 @@ from repro.advise import checkpoint_blocks
 checkpoint_blocks(model, {names})
 """
 _SPLIT = """\
-for some, wanted in zip(inputs.split({micro_batch}), targets.split({micro_batch})):
+parts = -(-len(inputs) // {micro_batch})  # alike but for one sample
+    for some, wanted in zip(inputs.tensor_split(parts), targets.tensor_split(parts)):
         loss = loss_fn(model(some.to(device)), wanted.to(device))
         (loss * len(some) / len(inputs)).backward()"""
 _SAVED = """\

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from repro.advise.iterations import FEW, Iteration, recorded
+from repro.advise.iterations import FEW, Iteration, Step, recorded
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
 from repro.measure.checks import is_whole
 from repro.measure.fake_tensors import imagined
@@ -150,14 +150,14 @@ class Workload:
                 parts.step()  # only parameters with a gradient get a state
                 parts.clear()
 
-                def step_of(batch: int) -> Callable[[], None]:
-                    parts.inputs, parts.targets = self.samples(batch)
+                def step_of(batch: int) -> Step:
+                    parts.inputs, parts.targets = given = self.samples(batch)
 
                     def step() -> None:
                         parts.step()
                         parts.clear()
 
-                    return step
+                    return step, [x for x in leaves_of(given) if isinstance(x, Tensor)]
 
                 return recorded(step_of, self.batch)
         except AdviceError:
@@ -165,8 +165,6 @@ class Workload:
         except Exception as error:
             if as_trained:  # a mask's values may be unknown
                 return self._recorded(checkpointing, as_exported=True)
-            if self.foreach:  # which takes no sparse gradients, for example
-                return replace(self, foreach=False)._recorded(checkpointing)
             raise AdviceError(
                 f"a training step of {self.name} on tensors without content failed{_place(error)} "
                 f"({type(error).__name__}: {error}): the example must be what model and loss take, "

@@ -25,6 +25,7 @@ from repro.measure.batches import (
     read_batch,
     split_by,
 )
+from repro.measure.containers import holds_tensors
 from repro.measure.loss_parts import KnownLoss, joined
 
 
@@ -223,9 +224,11 @@ def concatenate(
     Without `bounds` a sample may have any number of rows, such as a graph's nodes.
     """
     counts = None if bounds is None else [stop - start for start, stop in bounds]
-    every = (leaf for output in outputs for leaf in leaves_of(output))
+    every = [leaf for output in outputs for leaf in leaves_of(output)]
     tensors = [leaf for leaf in every if isinstance(leaf, torch.Tensor)]
-    whole = joined(outputs, counts) if tensors and all(x.dim() > 0 for x in tensors) else None
+    opaque = any(holds_tensors(leaf, 3) for leaf in every if not isinstance(leaf, torch.Tensor))
+    fit = tensors and all(x.dim() > 0 for x in tensors) and not opaque
+    whole = joined(outputs, counts) if fit else None
     if whole is None:
         shapes = [tuple(tensor.shape) for tensor in tensors]
         raise MicroBatchError(

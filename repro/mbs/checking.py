@@ -49,6 +49,7 @@ class Verification:
         given = setting.module, modules, loss_fn, setting.device, undone
         self.compare = LossCheck(*given, setting.precision.forward, _ADVICE)
         self._checked: set[str] = set()
+        self._trained: set[nn.Module] = set()  # modules that were in training mode when checked
         self._novelty = Novelty()
         self._unmade: set[str] = set()
         self._stateful: list[str] = []
@@ -57,10 +58,12 @@ class Verification:
     def begin(self, new_loss: bool, new_layers: bool) -> None:
         """Start a mini-batch, perhaps with another loss function, or with other layers."""
         self._unmade, self._stateful = set(), []
-        if new_layers:
+        training = {module for module in self.compare.modules if module.training}
+        if new_layers or not training <= self._trained:  # which may mix samples then alone
             self._checked.clear()
         elif new_loss:
             self._checked.discard("loss")
+        self._trained = training if new_layers else self._trained | training
 
     def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
         """Check model and loss if a check is due; with `alone` the piece is a whole mini-batch."""

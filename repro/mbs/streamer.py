@@ -209,8 +209,9 @@ class MicroBatchStreamer:
         self._stager.reset()
         # Read for each mini-batch: layers are added, frozen and thawed, buffers replaced.
         found = list(dict.fromkeys(m for root in self._roots() for m in root.modules()))
-        self._verification.begin(self._weighing.read(self.loss_fn), found != self._modules)
+        new_loss, new_layers = self._weighing.read(self.loss_fn), found != self._modules
         self._modules[:] = found  # in place: the check holds the same list
+        self._verification.begin(new_loss, new_layers)
         self._processes.reshard()
         piece = self._reader.read(inputs, targets, weights) if pieces is None else None
         self._run_lazy_layers(piece)
@@ -381,7 +382,8 @@ class MicroBatchStreamer:
         if not self._connected and totals.weight > 0:
             raise errors.MicroBatchError(
                 "the loss depends on nothing that requires a gradient: the model is frozen, its "
-                "outputs were detached, or no sample of the mini-batch takes part in the loss"
+                "outputs were detached, gradients are off (torch.no_grad), or no sample of the "
+                "mini-batch takes part in the loss"
             )
         updates.update()
 

@@ -138,8 +138,10 @@ class Buffers:
 
     def write(self, copies: Sequence[torch.Tensor]) -> None:
         """Restore the recorded buffers, with these values."""
-        for module, held in self._held:
-            for name in set(module._buffers.keys()) - held.keys():
+        for (module, held), (_, numbers) in zip(self._held, self._numbers, strict=True):
+            if new := set(module._buffers.keys()) - held.keys():
+                vars(module).update(numbers)  # such as a flag that says that they are there
+            for name in new:
                 del module._buffers[name]
             for name, buffer in held.items():
                 if name not in module._buffers or module._buffers[name] is not buffer:
@@ -173,7 +175,9 @@ class Buffers:
                 if written and not (same and torch.equal(stored(now), value)):
                     changed.append(f"{name} of {type(module).__name__}")
         changed += self.changed_frozen()
-        for module, numbers in self._numbers:
+        for (module, numbers), (_, held) in zip(self._numbers, self._held, strict=True):
+            if module._buffers.keys() - held.keys():  # made by the first call, and undone by checks
+                continue
             new = _numbers_of(module)
             names = (name for name, was in numbers.items() if new.get(name, was) not in (was,))
             changed += [f"{name} of {type(module).__name__}" for name in names]  # nor is NaN new
@@ -191,7 +195,8 @@ class Buffers:
 def _numbers_of(module: nn.Module) -> dict[str, int | float]:
     if type(module).__module__.startswith("torch."):
         return {}
-    return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
+    kinds = bool, int, float
+    return {name: value for name, value in vars(module).items() if type(value) in kinds}
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -221,8 +221,9 @@ def check_no_graph(tree: Any, what: str) -> None:
             raise InputGradientError(
                 f"{what} of shape {tuple(tensor.shape)} requires a gradient, and would receive "
                 f"none: parts of a mini-batch are taken without the graph behind them. Put what "
-                f"computed it into the model, such as nn.Sequential(generator, discriminator) for "
-                f"a generator's step, or give it as .detach()"
+                f"computed it, or differentiates by it, into the model, such as "
+                f"nn.Sequential(generator, discriminator) for a generator's step, or give it as "
+                f".detach()"
             )
 
 

@@ -13,7 +13,7 @@ _COMPARED = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
-_FEW = 2**16  # most elements of a tensor that is read element by element
+_FEW = 2**16  # most elements of what is sorted, and of floats and bytes read among inputs
 _RANGE = 4096  # widest range of integers that are remembered
 _TRIES = 16  # most mini-batches counted as new for a value between known ones
 
@@ -23,8 +23,9 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
 
     Padding and ignored labels show as integers that are negative or zero, as zeros of masks or as
     targets that are not finite; rare classes as infrequent targets; boxes as the rows of an item of
-    a list. One group has the samples with the fewest of these, the other those with the most. If
-    all samples are equal, they are taken evenly from the mini-batch.
+    a list. One group has the samples with the fewest of these, the other those with the most. Where
+    a sample has one class, each class is in one group alone, and as many classes as there is room
+    for. If all samples are equal, they are taken evenly from the mini-batch.
     """
     number = batch.num_samples
     score = np.zeros(number)
@@ -38,13 +39,16 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
         rows = whole.detach().reshape(number, -1).cpu()
         unlike = rows < 0 if whole_numbers else ~rows.isfinite()
         score += 1e3 * unlike.sum(1).numpy()
-        if whole_numbers or bool(((rows == 0) | (rows == 1)).all()):
-            score += (rows <= 0).sum(1).numpy()
         if whole_numbers and target and few:
             _, inverse, counts = rows.unique(return_inverse=True, return_counts=True)
             # Of equally frequent classes the first and the last are told apart.
             rarity = number / counts.double() + 1e-6 * torch.ones_like(counts).cumsum(0)
+            if rows.shape[1] == 1:
+                score += _by_class(inverse[:, 0].numpy(), rarity.numpy(), 2 * count >= number)
+                continue
             score += rarity[inverse].mean(1).numpy()
+        if whole_numbers or bool(((rows == 0) | (rows == 1)).all()):
+            score += (rows <= 0).sum(1).numpy()
     order = np.argsort(score, kind="stable")
     if score[order[0]] == score[order[-1]]:
         order = np.arange(number)
@@ -54,11 +58,29 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
     return sorted(order[:count].tolist()), sorted(order[-count:].tolist())
 
 
+def _by_class(classes: np.ndarray, rarity: np.ndarray, every: bool) -> np.ndarray:
+    """Scores that are positive for the rarer half of the classes, negative for the others.
+
+    The farthest from zero are one sample of each class, then a second of each, and so on, for a
+    loss may weigh any class; class by class if every sample is taken.
+    """
+    rank = np.argsort(np.argsort(rarity))
+    if len(rank) == 1:
+        return np.zeros(len(classes))
+    counts, earlier = np.bincount(classes), np.zeros(len(classes))
+    if not every:  # how many samples of its class come before
+        starts = np.repeat(counts.cumsum() - counts, counts)
+        earlier[np.argsort(classes, kind="stable")] = np.arange(len(classes)) - starts
+    middle = np.minimum(rank, len(rank) - 1 - rank) / len(rank)  # the rarest, the commonest first
+    side = np.where(2 * rank >= len(rank), 1, -1)
+    return side[classes] * (2 - (earlier + middle[classes]) / len(classes))
+
+
 def one_of_each(batch: Batch, most: int, first: Iterable[int] = ()) -> list[int]:
     """At most `most` samples, one for each integer in small targets; those in `first` first."""
     found: list[int] = []
     for path, whole in _strided(batch):
-        if not _is_label(path, whole):
+        if not _is_label(path, whole) or whole.numel() > _FEW:
             continue
         rows = whole.reshape(batch.num_samples, -1).cpu()
         values = rows.unique().tolist()
@@ -72,7 +94,7 @@ class Novelty:
 
     Values that a loss ignores or weighs may be missing from the first mini-batch: a padding label,
     a rare class, a masked element, a target that is NaN. Remembered are the smallest and the
-    largest integer of each target, and all integers of a small target; whether booleans were true
+    largest integer of each target, and all integers of a narrow range; whether booleans were true
     and false; whether targets and small inputs were zero, negative, positive, not finite, or
     unequal; and whether samples had unequally many of those that a loss may ignore. Of integer
     inputs, which may be tokens, only a lower negative one is new, and a mask's first zero.
@@ -98,7 +120,7 @@ class Novelty:
         return found
 
     def _has_new_value(self, path: Any, values: Tensor) -> bool:
-        """Whether a small target has a new integer between known ones; remembers its integers."""
+        """Whether a target has a new integer between known ones; remembers its integers."""
         if not _is_label(path, values) or self._tries >= _TRIES:
             return False
         least, most = (int(value) for value in values.aminmax())
@@ -116,8 +138,9 @@ class Novelty:
 
 def _traits(path: Any, values: Tensor, number: int) -> Tensor | None:
     """Numbers that are new when they grow, None for a tensor that is not read."""
-    target = _is_target(path)
-    if not values.numel() or not (target or values.numel() <= _FEW or values.dtype == torch.bool):
+    target, few = _is_target(path), values.numel() <= _FEW
+    large = values.is_floating_point() or values.dtype == torch.uint8  # images and the like
+    if not values.numel() or not (target or few or not large):
         return None
     rows = values.detach().reshape(number, -1)
     if values.dtype == torch.bool:
@@ -167,9 +190,9 @@ def _rows(items: Iterable[Any]) -> Tensor:
 
 
 def _is_label(path: Any, values: Tensor) -> bool:
-    """Whether these are the integers of a small target."""
+    """Whether these are the integers of a target."""
     whole = not values.is_floating_point() and values.dtype != torch.bool
-    return whole and _is_target(path) and 0 < values.numel() <= _FEW
+    return whole and _is_target(path) and values.numel() > 0
 
 
 def _is_target(path: Any) -> bool:

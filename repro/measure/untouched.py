@@ -231,7 +231,7 @@ class WithoutGraph:
                 with torch.no_grad(), warnings.catch_warnings():
                     # Raised by checkpointing, which has no effect here.
                     warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
-                    return call()
+                    return map_leaves(detached, call())  # it may enable a graph itself
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise

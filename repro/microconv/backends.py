@@ -1,7 +1,9 @@
 """The backends by name, and running a micro-batch or a whole division with them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from repro.measure.precision import rounds_to_tf32
 from repro.microconv.cudnn import NONDETERMINISTIC, CuDNNBackend, deterministic
 from repro.microconv.kernels import Backend, Kernel, Operands, aligned
 from repro.microconv.nnpack import NNPACKBackend
+from repro.microconv.optimize import Candidate, Division, desirable, pareto_front
 from repro.microconv.torch_backend import TorchBackend
 
 
@@ -45,6 +48,35 @@ def check_names(names: Sequence[str] | None, device: str) -> list[str]:
     if names is not None and missing:
         raise BackendMissingError(f"{missing[0]}; leave it out, or give another device")
     return missing
+
+
+def divisions(
+    batch: int, candidates: Mapping[int, Sequence[Candidate]], limit_bytes: int | None = None
+) -> list[Division]:
+    """`pareto_front`, with the bytes of divisions that have parts by torch's own convolution.
+
+    Torch allocates them while the other parts' workspace is held: they add up. Of such mixtures
+    those are considered that are desirable when torch's own parts share the workspace.
+    """
+    needs = {(n, way.algorithm): way.workspace_bytes for n in candidates for way in candidates[n]}
+
+    def most(division: Division, torchs: bool) -> int:
+        parts = {part for part in division.parts if (part[1] == NATIVE) is torchs}
+        return max((needs[part] for part in parts), default=0)
+
+    found: list[Division] = []
+    for kinds in ({True, False}, {False}, {True}):  # mixed, and unmixed
+        some = {
+            n: [way for way in ways if (way.algorithm == NATIVE) in kinds]
+            for n, ways in candidates.items()
+        }
+        with suppress(ValueError):
+            for one in pareto_front(batch, some, limit_bytes):
+                found.append(replace(one, workspace_bytes=most(one, True) + most(one, False)))
+    within = [one for one in found if limit_bytes is None or one.workspace_bytes <= limit_bytes]
+    if not within:
+        raise ValueError(f"no division of {batch} samples fits into {limit_bytes} bytes")
+    return desirable(within)
 
 
 def listing(kernel: Kernel, b: int) -> list[tuple[str, int]]:

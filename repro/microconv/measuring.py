@@ -15,7 +15,7 @@ from repro.microconv import backends
 from repro.microconv.cache import BenchmarkCache, key_of
 from repro.microconv.cudnn import UnsupportedError
 from repro.microconv.kernels import Kernel, Operands, precision
-from repro.microconv.optimize import Candidate, pareto_front
+from repro.microconv.optimize import Candidate
 from repro.microconv.torch_backend import native
 
 # An algorithm this many times slower than one that needs no more workspace is timed once.
@@ -110,7 +110,7 @@ class Bench:
             b: [Candidate(n, 0.0, need) for n, need in self._listing(kernel, batch, b).items()]
             for b in sizes
         }
-        return pareto_front(batch, known)[0].workspace_bytes
+        return backends.divisions(batch, known)[0].workspace_bytes
 
     def _listing(
         self, kernel: Kernel, batch: int, b: int, cap_bytes: int | None = None

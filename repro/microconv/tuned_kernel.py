@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from repro.measure import accelerator
 from repro.microconv import backends
 from repro.microconv.kernels import FORMATS, KINDS, Convolution, Kernel
-from repro.microconv.optimize import Candidate, Division, pareto_front
+from repro.microconv.optimize import Candidate, Division
 from repro.microconv.torch_backend import native
 
 # Height, width, data type, device, layout and math of a call.
@@ -106,7 +106,7 @@ class TunedKernel:
             for size, ways in self.candidates.items()
         }
         try:
-            front = pareto_front(batch, fitting)
+            front = backends.divisions(batch, fitting)
         except ValueError:
             fits = batch < self.batch and self._fits(batch, largest)
             return [(batch, largest)] if fits else None

@@ -18,7 +18,6 @@ from repro.microconv.optimize import (
     Division,
     assign_workspaces,
     micro_batch_sizes,
-    pareto_front,
 )
 from repro.microconv.results import KernelReport, TuningReport, WorkspaceLimitError
 from repro.microconv.sampling import Call, check_model, training_step, undisturbed
@@ -136,7 +135,7 @@ class Tuner:
     def _within(self, key: _Key, candidates: dict[int, list[Candidate]]) -> list[Division]:
         """The desirable divisions within the limit, none if nothing fits."""
         with suppress(ValueError):
-            return pareto_front(key[1], candidates, self.report.limit_bytes)
+            return backends.divisions(key[1], candidates, self.report.limit_bytes)
         return []
 
     def _refusal(self, tasks: Sequence[_Task]) -> WorkspaceLimitError:

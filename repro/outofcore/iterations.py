@@ -321,7 +321,7 @@ def held_by(holder: object) -> list[tuple[str, torch.Tensor]]:
     else:
         assert isinstance(holder, torch.optim.Optimizer)
         parameters, state = parameters_of(holder), holder.state
-        others = [("optimizer state", v) for p in parameters for v in state.get(p, {}).values()]
+        others = [("optimizer state", v) for p in parameters for v in tensors_in(state.get(p))]
     named = [("parameter", p) for p in parameters] + [("gradient", p.grad) for p in parameters]
     return [(kind, v) for kind, v in (*named, *others) if isinstance(v, torch.Tensor)]
 

@@ -467,8 +467,45 @@ def test_optimizers_update_lists_on_accelerators():
         return predict(own, "undivided", 4, PLENTY, device=device).peak_bytes
 
     assert told("adam", "cuda") == told(lists, "cpu") > told("adam", "cpu")
-    own = Workload.of(nn.Embedding(3, 4, sparse=True), example=(torch.arange(3), torch.arange(3)))
-    assert predict(own, "undivided", 4, PLENTY, device="cuda").fits  # without lists
+
+
+def test_sparse_gradients_are_refused():
+    for device in ("cpu", "cuda"):
+        rows = torch.arange(3)
+        own = Workload.of(nn.Embedding(3, 4, sparse=True), example=(rows, rows), optimizer="sgd")
+        with pytest.raises(AdviceError, match="sparse"):
+            predict(own, "undivided", 4, PLENTY, device=device)
+
+
+class Last(nn.Linear):
+    """Reads the last step of each sample, a slice, alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, -1])
+
+
+def test_a_batch_counts_whole_where_slices_are_read():
+    model, x, y = Last(64, 2), torch.randn(256, 50, 64), torch.randint(2, (256,))
+    own = Workload.of(model, example=(x[:2], y[:2]), optimizer="sgd")
+    parts = own.built(256, "cpu")
+    with MemoryMeter("cpu", resident=(parts.model, parts.inputs, parts.targets)) as meter:
+        parts.step()
+        parts.step()
+    told = predict(own, "undivided", 256, PLENTY).peak_bytes
+    assert told == pytest.approx(meter.peak_bytes, rel=1e-3) and told > x.nbytes
+
+
+def test_accumulation_takes_parts_alike_but_for_one_sample():
+    example = torch.randn(2, 8), torch.arange(2)
+    told = predict(Workload.of(nn.Linear(8, 2), example=example), "accumulation", 10, PLENTY)
+    sizes: list[int] = []
+    model = nn.Linear(8, 2)
+    model.register_forward_hook(lambda _, given, out: sizes.append(len(given[0])))
+    optimizer, loader = torch.optim.SGD(model.parameters()), [(torch.randn(10, 8), torch.ones(10))]
+    names = {"model": model, "optimizer": optimizer, "loader": loader, "device": "cpu"}
+    loss_fn = lambda o, t: (o.sum(1) - t).square().mean()  # noqa: E731
+    exec(snippet(replace(told, settings={"micro_batch": 3})), names | {"loss_fn": loss_fn})
+    assert sizes == [3, 3, 2, 2]
 
 
 def test_an_accelerators_budget_leaves_room_for_kernels():

@@ -297,6 +297,17 @@ def test_values_that_labels_had_not_before_are_checked():
                 streamer.backward(X, later)
 
 
+def test_values_that_large_targets_had_not_before_are_checked():
+    model = nn.Conv2d(3, 4, 1)
+    loss_fn = lambda o, t: F.cross_entropy(o, t, ignore_index=2)  # noqa: E731
+    streamer, x = MicroBatchStreamer(model, loss_fn, 4), torch.rand(8, 3, 100, 100)
+    labels = torch.randint(2, (8, 100, 100), generator=torch.Generator().manual_seed(0)) * 3
+    streamer.backward(x, labels)
+    labels[:3, :50] = 2
+    with pytest.raises(LossCheckError):
+        streamer.backward(x, labels)
+
+
 def squares(outputs, targets):
     """A mean over elements that are not -1."""
     return F.mse_loss(outputs[targets != -1], targets[targets != -1])
@@ -344,17 +355,19 @@ def test_a_mean_over_boxes_is_refused_once_samples_have_unequally_many(first):
             streamer.backward(X[:8], boxes)
 
 
-def test_the_first_zero_of_a_mask_among_the_inputs_is_checked():
+@pytest.mark.parametrize("width", [1, 2000])
+def test_the_first_zero_of_a_mask_among_the_inputs_is_checked(width):
     inner = make_model()
 
     class Masked(nn.Module):
         def forward(self, x, mask):
-            return {"loss": (inner(x).square().sum(1) * mask).sum() / mask.sum()}
+            return {"loss": (inner(x).square().sum(1) * mask[:, 0]).sum() / mask[:, 0].sum()}
 
     streamer = MicroBatchStreamer(Masked(), outputs_loss, 16)
-    streamer.backward({"x": X, "mask": torch.ones(N).long()})
+    streamer.backward({"x": X, "mask": torch.ones(N, width).long()})
     with pytest.raises(LossCheckError):
-        streamer.backward({"x": X, "mask": (torch.arange(N) > 9).long()})
+        mask = (torch.arange(N) > 9).long()[:, None].repeat(1, width)
+        streamer.backward({"x": X, "mask": mask})
 
 
 def test_a_micro_batch_without_weight_is_checked_when_the_first_comes():
@@ -643,6 +656,27 @@ def test_a_loss_of_tokens_inside_the_model_is_refused(normalization, dropout):
         streamer.backward({"input_ids": TOKENS, "labels": TOKENS})
     with pytest.raises(LossCheckError, match=r"num_items_in_batch .*token_counts\(labels\)"):
         streamer.backward(inputs)
+
+
+class Classifier(nn.Linear):
+    """Computes its loss, weighed by classes."""
+
+    def forward(self, x, labels):
+        return F.cross_entropy(super().forward(x), labels, weight=self.of_class)
+
+
+@pytest.mark.parametrize("weight", [0.0, 5.0])
+@pytest.mark.parametrize("number", [8, 16, 32])
+def test_a_loss_inside_the_model_that_weighs_any_class_is_refused(number, weight):
+    generator = torch.Generator().manual_seed(0)
+    for one in range(10):
+        labels = torch.cat([torch.arange(10), torch.randint(10, (54,), generator=generator)])
+        labels = labels[torch.randperm(64, generator=generator)]
+        model = Classifier(6, 10)
+        model.of_class = torch.where(torch.arange(10) == one, weight, 1.0)
+        with pytest.raises(LossCheckError):
+            streamer = MicroBatchStreamer(model, lambda loss: loss, number)
+            streamer.backward({"x": torch.randn(64, 6, generator=generator), "labels": labels})
 
 
 class DropPath(nn.Module):

@@ -489,6 +489,7 @@ def test_two_pass_needs_tensors_and_takes_no_weights():
         lambda out, call: (out, out if call == 0 else None),
         lambda out, call: (out, None) if call == 0 else (None, out),
         lambda out, call: (out, 1.0 + call),  # such as the number of what counts
+        lambda out, call: (out, torch.distributions.Normal(out, 1.0)),
     ],
 )
 def test_two_pass_needs_outputs_per_sample(convert):

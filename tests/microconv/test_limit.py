@@ -20,7 +20,7 @@ from tuned_nets import InventedTimes, kernels_in, reference, relative_error, tun
 from tuned_nets import images as make_images
 
 from repro import microconv
-from repro.measure.allocations import peak_inside
+from repro.measure.allocations import peak_allocation, peak_inside
 from repro.microconv import BenchmarkCache, Candidate, TunedConv2d, WorkspaceLimitError, tune
 from repro.microconv.backends import NATIVE
 from repro.microconv.measuring import Bench, Trial
@@ -102,6 +102,29 @@ def test_no_convolution_of_a_network_takes_more_than_the_limit(share, policy):
         assert share or held(model, images(num_samples))[0] <= limit
     with pytest.raises(WorkspaceLimitError, match=f"would do is {least} bytes"):
         tune(net(), x, least - 1, **options)
+
+
+class Alternating(InventedTimes):
+    """Torch's own convolution is the fastest of one sample, another of two."""
+
+    def times(self, key, micro_batch):
+        listing = self.listing(key, micro_batch)
+        fast = {1: NATIVE, 2: "torch:direct"}.get(micro_batch)
+        if listing is None:
+            return self.trial
+        return {name: [0.1 if name == fast else 100.0] for name, _ in listing}
+
+
+@pytest.mark.parametrize("less", [0, 1])
+def test_torchs_own_parts_keep_to_the_limit_beside_the_held_workspace(less):
+    model, x = nn.Conv2d(8, 16, 3, padding=1).requires_grad_(False), torch.randn(3, 8, 12, 12)
+    options = {"algorithms": [NATIVE, "torch:direct"], "training": False, "cache": Alternating()}
+    report = tune(model, x, min_gain=-math.inf, **options)
+    assert {name for _, name in report.kernels[0].division.parts} == {NATIVE, "torch:direct"}
+    limit = report.workspace_bytes - less
+    tune(model, x, limit, min_gain=-math.inf, **options)
+    copied = copy.deepcopy(model)  # which allocates its workspace inside its first call
+    assert peak_allocation(lambda: copied(x), "cpu") - copied(x).nbytes <= limit
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.dlpack import to_dlpack
 
+from repro.measure.memory import tensors_in
 from repro.outofcore import BudgetTooSmall, OutOfCore, record, running
 from repro.outofcore.operations import OutOfCoreWarning, _said, result_bytes
 
@@ -367,6 +368,33 @@ class TestLayouts:
 
         with unwarned(UserWarning):
             same(120 * KIB, make)
+
+    @pytest.mark.parametrize(
+        "form", [lambda state: state, lambda state: [state], lambda state: {0: [state]}]
+    )
+    def test_states_of_optimizers_in_any_container(self, form):
+        class SignSGD(torch.optim.Optimizer):
+            def step(self):
+                with torch.no_grad():
+                    for p in self.param_groups[0]["params"]:
+                        if p not in self.state:
+                            self.state[p] = form(torch.zeros_like(p))
+                        (mean,) = tensors_in(self.state[p])
+                        p.sub_(mean.mul_(0.9).add_(p.grad).sign(), alpha=0.01)
+
+        def make():
+            net = Branch(32)
+            optimizer = SignSGD(net.parameters(), {})
+
+            def step():
+                optimizer.zero_grad()
+                loss = back((net(torch.rand(64, 32)) - 1).square().mean())
+                optimizer.step()
+                return loss
+
+            return step
+
+        same(56 * KIB, make)
 
     def test_parts_made_by_an_operation_that_repeats_have_room(self):
         dense, rows, others = torch.ones(16, KIB), torch.arange(4)[None], crowd(40)
@@ -833,6 +861,8 @@ class TestOtherPaths:
         "of",
         [
             lambda x: torch.autograd.grad(x.prod(0).sum(), x)[0],
+            lambda x: torch.autograd.grad((1 + x / 100).prod(), x)[0],
+            lambda x: torch.autograd.grad(x.max(), x)[0],
             lambda x: torch.autograd.grad(x.masked_fill(x > 0, x[0, 0]).sin().sum(), x)[0],
             lambda x: torch.linalg.svdvals(x.detach()),
             lambda x: torch.linalg.eigvalsh(x.detach()),
