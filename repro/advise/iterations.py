@@ -52,8 +52,9 @@ class _Costs(TorchDispatchMode):
         if torch._C._current_graph_task_id() >= 0:
             phase = RECOMPUTE if torch.is_grad_enabled() else BACKWARD
         result = func(*args, **kwargs)
-        if any(x.layout is not torch.strided for x in leaves_of(result) if isinstance(x, Tensor)):
-            raise ValueError(f"{func} returns a sparse tensor, whose size depends on values")
+        made = [x for x in leaves_of(result) if isinstance(x, Tensor)] if phase == BACKWARD else ()
+        if any(tensor.layout is not torch.strided for tensor in made):
+            raise ValueError(f"{func} returns a sparse gradient, whose size depends on values")
         low = any(getattr(x, "dtype", None) in HALF for x in args)
         name, flops = f"{func.namespace}.{func._opname}", flops_of(func, args, kwargs, result)
         self.noted.append(Cost(name, flops, low, phase))

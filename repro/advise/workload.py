@@ -165,6 +165,8 @@ class Workload:
         except Exception as error:
             if as_trained:  # a mask's values may be unknown
                 return self._recorded(checkpointing, as_exported=True)
+            if self.foreach:  # which takes no rate that is a tensor, for example
+                return replace(self, foreach=False)._recorded(checkpointing)
             raise AdviceError(
                 f"a training step of {self.name} on tensors without content failed{_place(error)} "
                 f"({type(error).__name__}: {error}): the example must be what model and loss take, "

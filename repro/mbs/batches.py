@@ -216,6 +216,30 @@ def uncounted_copy(micro_batch: Any, device: torch.device) -> Any:
         return map_leaves(copied, micro_batch)
 
 
+class UnjoinedOutputError(MicroBatchError, AttributeError):
+    """The loss of two passes reads an output of which only single micro-batches have values."""
+
+
+class _Unjoined:
+    """In the place of an output that holds tensors and is none, such as a cache of a decoder."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    @classmethod
+    def of(cls, leaf: Any) -> Any:
+        """The leaf itself if it is a tensor, or holds none."""
+        kept = isinstance(leaf, torch.Tensor) or not holds_tensors(leaf, 3)
+        return leaf if kept else cls(type(leaf).__name__)
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnjoinedOutputError(
+            f"two_pass joins outputs that are tensors, or in a tuple, list or dictionary; the loss "
+            f"reads {name} of {self._kind}, of which each micro-batch has its own: let the model "
+            f"return tensors with a row for each sample, and make it in loss_fn"
+        )
+
+
 def concatenate(
     outputs: Sequence[Any], bounds: list[tuple[int, int]] | None, gradients: bool = True
 ) -> Any:
@@ -224,11 +248,9 @@ def concatenate(
     Without `bounds` a sample may have any number of rows, such as a graph's nodes.
     """
     counts = None if bounds is None else [stop - start for start, stop in bounds]
-    every = [leaf for output in outputs for leaf in leaves_of(output)]
+    every = (leaf for output in outputs for leaf in leaves_of(output))
     tensors = [leaf for leaf in every if isinstance(leaf, torch.Tensor)]
-    opaque = any(holds_tensors(leaf, 3) for leaf in every if not isinstance(leaf, torch.Tensor))
-    fit = tensors and all(x.dim() > 0 for x in tensors) and not opaque
-    whole = joined(outputs, counts) if fit else None
+    whole = joined(outputs, counts) if tensors and all(x.dim() > 0 for x in tensors) else None
     if whole is None:
         shapes = [tuple(tensor.shape) for tensor in tensors]
         raise MicroBatchError(
@@ -240,7 +262,7 @@ def concatenate(
     for leaf in leaves_of(whole):
         if isinstance(leaf, torch.Tensor):
             leaf.requires_grad_(gradients and (leaf.is_floating_point() or leaf.is_complex()))
-    return whole
+    return map_leaves(_Unjoined.of, whole)
 
 
 def joined_targets(parts: list[Any], bounds: list[tuple[int, int]] | None = None) -> Any:

@@ -203,7 +203,7 @@ class Verification:
         """Check two groups of samples; False without weight, or of samples that `split` makes."""
         if piece.batch is None:
             return False
-        groups = telling_samples(piece.batch, count)
+        groups = telling_samples(piece.batch, count, classes_apart=True)
         weights = [float(count)] * 2
         if piece.weights is not None:
             weights = [float(piece.weights[group].sum()) for group in groups]

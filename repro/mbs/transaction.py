@@ -195,8 +195,8 @@ class Buffers:
 def _numbers_of(module: nn.Module) -> dict[str, int | float]:
     if type(module).__module__.startswith("torch."):
         return {}
-    kinds = bool, int, float
-    return {name: value for name, value in vars(module).items() if type(value) in kinds}
+    every = ((name, value) for name, value in vars(module).items() if name != "training")
+    return {name: value for name, value in every if type(value) in (bool, int, float)}
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -96,7 +96,7 @@ def run_two_passes(
     if loss.requires_grad:
         ledger.meet([loss])
         precision.backward(loss)  # parameters may take part in it
-    gradients = [getattr(leaf, "grad", None) for leaf in leaves_of(whole)]
+    gradients = [x.grad if isinstance(x, torch.Tensor) else None for x in leaves_of(whole)]
     del whole, loss
 
     # Second pass: from the outputs to the parameters, one micro-batch after the other.

@@ -334,7 +334,7 @@ class LossCheck:
                 outputs = map_leaves(detached, forward(inputs))
                 others = [x for x in leaves_of(outputs) if not isinstance(x, Tensor)]
                 if any(holds_tensors(other, 3) for other in others):
-                    return False  # two passes refuse what cannot be detached
+                    return False  # two passes refuse a loss that reads what cannot be detached
                 loss = self._loss(outputs, targets)
                 loss = loss + torch.zeros_like(loss).requires_grad_()  # which has a graph
                 found = torch.autograd.grad(loss, every, allow_unused=True)

@@ -18,19 +18,21 @@ _RANGE = 4096  # widest range of integers that are remembered
 _TRIES = 16  # most mini-batches counted as new for a value between known ones
 
 
-def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
+def telling_samples(
+    batch: Batch, count: int, classes_apart: bool = False
+) -> tuple[list[int], list[int]]:
     """Two groups of `count` samples that differ in the quantities losses tend to weigh by.
 
     Padding and ignored labels show as integers that are negative or zero, as zeros of masks or as
     targets that are not finite; rare classes as infrequent targets; boxes as the rows of an item of
-    a list. One group has the samples with the fewest of these, the other those with the most. Where
-    a sample has one class, each class is in one group alone, and as many classes as there is room
-    for. If all samples are equal, they are taken evenly from the mini-batch.
+    a list. One group has the samples with the fewest of these, the other those with the most. If
+    all samples are equal, they are taken evenly from the mini-batch. With `classes_apart`, where
+    samples have one class each, few classes are equally often in both groups.
     """
     number = batch.num_samples
-    score = np.zeros(number)
+    scores, labels = np.zeros((2, number)), list[np.ndarray]()
     for rows in map(_rows, batch.lists()):
-        score += 1e3 * rows.numpy()
+        scores += 1e3 * rows.numpy()
     for path, whole in _strided(batch):
         target, few = _is_target(path), whole.numel() <= _FEW
         whole_numbers = not whole.is_floating_point()
@@ -38,39 +40,55 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
             continue
         rows = whole.detach().reshape(number, -1).cpu()
         unlike = rows < 0 if whole_numbers else ~rows.isfinite()
-        score += 1e3 * unlike.sum(1).numpy()
+        scores += 1e3 * unlike.sum(1).numpy()
+        common = np.zeros(number)
+        if whole_numbers or bool(((rows == 0) | (rows == 1)).all()):
+            common += (rows <= 0).sum(1).numpy()
+        by_class = common
         if whole_numbers and target and few:
             _, inverse, counts = rows.unique(return_inverse=True, return_counts=True)
             # Of equally frequent classes the first and the last are told apart.
             rarity = number / counts.double() + 1e-6 * torch.ones_like(counts).cumsum(0)
-            if rows.shape[1] == 1:
-                score += _by_class(inverse[:, 0].numpy(), rarity.numpy(), 2 * count >= number)
-                continue
-            score += rarity[inverse].mean(1).numpy()
-        if whole_numbers or bool(((rows == 0) | (rows == 1)).all()):
-            score += (rows <= 0).sum(1).numpy()
-    order = np.argsort(score, kind="stable")
+            by_class = common = common + rarity[inverse].mean(1).numpy()
+            if classes_apart and rows.shape[1] == 1:
+                labels.append(inverse[:, 0].numpy())
+                by_class = _one_of_each_first(labels[-1], rarity.numpy())
+        scores += np.stack([common, by_class])
+
+    def hidden(groups: tuple[np.ndarray, np.ndarray]) -> int:
+        """How many weights both groups have equally much of: of one class, of class numbers."""
+        found = 0
+        for own in labels:
+            one, other = (np.bincount(own[group], minlength=own.max() + 1) for group in groups)
+            more = one - other
+            found += int((more == 0).sum()) + int(more @ np.arange(len(more)) == 0)
+        return found
+
+    first, second = min((_ends(score, count) for score in scores), key=hidden)
+    return sorted(first.tolist()), sorted(second.tolist())
+
+
+def _ends(score: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The samples with the lowest and the highest scores."""
+    order, number = np.argsort(score, kind="stable"), len(score)
     if score[order[0]] == score[order[-1]]:
         order = np.arange(number)
         spread = np.unique(np.linspace(0, number - 1, 2 * count).round().astype(int))
         if len(spread) == 2 * count:
             order = spread
-    return sorted(order[:count].tolist()), sorted(order[-count:].tolist())
+    return order[:count], order[-count:]
 
 
-def _by_class(classes: np.ndarray, rarity: np.ndarray, every: bool) -> np.ndarray:
+def _one_of_each_first(classes: np.ndarray, rarity: np.ndarray) -> np.ndarray:
     """Scores that are positive for the rarer half of the classes, negative for the others.
 
     The farthest from zero are one sample of each class, then a second of each, and so on, for a
-    loss may weigh any class; class by class if every sample is taken.
+    loss may weigh any class.
     """
     rank = np.argsort(np.argsort(rarity))
-    if len(rank) == 1:
-        return np.zeros(len(classes))
-    counts, earlier = np.bincount(classes), np.zeros(len(classes))
-    if not every:  # how many samples of its class come before
-        starts = np.repeat(counts.cumsum() - counts, counts)
-        earlier[np.argsort(classes, kind="stable")] = np.arange(len(classes)) - starts
+    counts, earlier = np.bincount(classes), np.empty(len(classes))
+    starts = np.repeat(counts.cumsum() - counts, counts)
+    earlier[np.argsort(classes, kind="stable")] = np.arange(len(classes)) - starts
     middle = np.minimum(rank, len(rank) - 1 - rank) / len(rank)  # the rarest, the commonest first
     side = np.where(2 * rank >= len(rank), 1, -1)
     return side[classes] * (2 - (earlier + middle[classes]) / len(classes))
@@ -147,6 +165,8 @@ def _traits(path: Any, values: Tensor, number: int) -> Tensor | None:
         return torch.stack([values.any(), ~values.all(), _uneven(~rows)]).float()
     extremes = values.detach().aminmax()
     low, high = (value.float() for value in extremes)
+    if not target and not values.is_floating_point() and bool((low >= 0) & (high > 1)):
+        return torch.zeros(4)  # tokens, indices
     zero = (values == 0).any().float()
     if values.is_floating_point():
         finite = low.isfinite() & high.isfinite()

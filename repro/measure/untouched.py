@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from repro.measure import accelerator
-from repro.measure.batches import map_leaves
+from repro.measure.batches import leaves_of, map_leaves
 from repro.measure.memory import is_out_of_memory
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
@@ -231,7 +231,11 @@ class WithoutGraph:
                 with torch.no_grad(), warnings.catch_warnings():
                     # Raised by checkpointing, which has no effect here.
                     warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
-                    return map_leaves(detached, call())  # it may enable a graph itself
+                    outputs = call()
+                    leaves = (x for x in leaves_of(outputs) if isinstance(x, Tensor))
+                    if any(leaf.requires_grad for leaf in leaves):  # it enables a graph itself
+                        outputs = map_leaves(detached, outputs)
+                    return outputs
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise

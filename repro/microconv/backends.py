@@ -58,24 +58,30 @@ def divisions(
     Torch allocates them while the other parts' workspace is held: they add up. Of such mixtures
     those are considered that are desirable when torch's own parts share the workspace.
     """
+    front = pareto_front(batch, candidates, limit_bytes)
+    if len({way.algorithm == NATIVE for ways in candidates.values() for way in ways}) < 2:
+        return front
     needs = {(n, way.algorithm): way.workspace_bytes for n in candidates for way in candidates[n]}
 
     def most(division: Division, torchs: bool) -> int:
         parts = {part for part in division.parts if (part[1] == NATIVE) is torchs}
         return max((needs[part] for part in parts), default=0)
 
-    found: list[Division] = []
-    for kinds in ({True, False}, {False}, {True}):  # mixed, and unmixed
+    for torchs in (False, True):  # unmixed
         some = {
-            n: [way for way in ways if (way.algorithm == NATIVE) in kinds]
+            n: [way for way in ways if (way.algorithm == NATIVE) is torchs]
             for n, ways in candidates.items()
         }
         with suppress(ValueError):
-            for one in pareto_front(batch, some, limit_bytes):
-                found.append(replace(one, workspace_bytes=most(one, True) + most(one, False)))
-    within = [one for one in found if limit_bytes is None or one.workspace_bytes <= limit_bytes]
+            front += pareto_front(batch, some, limit_bytes)
+    found = [replace(d, workspace_bytes=most(d, True) + most(d, False)) for d in front]
+    within = [d for d in found if limit_bytes is None or d.workspace_bytes <= limit_bytes]
     if not within:
-        raise ValueError(f"no division of {batch} samples fits into {limit_bytes} bytes")
+        least = divisions(batch, candidates)[0].workspace_bytes
+        raise ValueError(
+            f"no division of the mini-batch of {batch} fits into {limit_bytes} bytes of workspace; "
+            f"the smallest limit that would work is {least} bytes"
+        )
     return desirable(within)
 
 

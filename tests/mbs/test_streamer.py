@@ -489,7 +489,6 @@ def test_two_pass_needs_tensors_and_takes_no_weights():
         lambda out, call: (out, out if call == 0 else None),
         lambda out, call: (out, None) if call == 0 else (None, out),
         lambda out, call: (out, 1.0 + call),  # such as the number of what counts
-        lambda out, call: (out, torch.distributions.Normal(out, 1.0)),
     ],
 )
 def test_two_pass_needs_outputs_per_sample(convert):
@@ -499,6 +498,27 @@ def test_two_pass_needs_outputs_per_sample(convert):
         streamer = mbs.MicroBatchStreamer(model, F.cross_entropy, 4, two_pass=True, check="off")
         streamer.backward(*make_batch(8))
     assert model.weight.grad is None
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_two_pass_keeps_from_the_loss_what_single_micro_batches_have(reads):
+    model, (x, y) = make_model(), make_batch(8)
+    plain = copy.deepcopy(model)
+
+    def loss_fn(outputs, labels):
+        extra = outputs[1].log_prob(torch.zeros(())).mean() if reads else 0.0
+        return F.cross_entropy(outputs[0], labels).sqrt() + extra
+
+    model.register_forward_hook(lambda _, given, out: (out, torch.distributions.Normal(out, 1.0)))
+    streamer = mbs.MicroBatchStreamer(model, loss_fn, 4, two_pass=True)
+    if reads:
+        with pytest.raises(mbs.MicroBatchError, match="the loss reads log_prob of Normal"):
+            streamer.backward(x, y)
+        return
+    streamer.backward(x, y)
+    F.cross_entropy(plain(x), y).sqrt().backward()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
 
 
 def test_timeline_on_a_cpu():
