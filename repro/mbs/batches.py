@@ -223,6 +223,8 @@ class UnjoinedOutputError(MicroBatchError, AttributeError):
 class _Unjoined:
     """In the place of an output that holds tensors and is none, such as a cache of a decoder."""
 
+    _kind = ""  # of a copy in the making
+
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
