@@ -87,7 +87,10 @@ def check_initialized(model: nn.Module, trained: bool = False) -> None:
             "in its first call: call the model with a mini-batch first, and make the optimizer then"
         )
     if trained and not any(p.requires_grad for p in model.parameters()):
-        raise ValueError("the model has no parameter that requires a gradient; nothing is trained")
+        raise ValueError(
+            "the model has no parameter that requires a gradient; call requires_grad_() on those "
+            "that are to be trained"
+        )
 
 
 def _count(optimizer: torch.optim.Optimizer) -> int:

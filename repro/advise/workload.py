@@ -170,9 +170,9 @@ class Workload:
             raise AdviceError(
                 f"a training step of {self.name} on tensors without content failed{_place(error)} "
                 f"({type(error).__name__}: {error}): the example must be what model and loss take, "
-                "and the step must not depend on values, but for whether conditions on whole "
-                "numbers and masks of the example hold: leave out what is asked for them. Steps of "
-                "torch's Adafactor, ASGD and LBFGS depend on values: give another optimizer"
+                "and the step must not depend on values, except in conditions on whole numbers "
+                "and masks of the example. Steps of torch's Adafactor, ASGD and LBFGS depend on "
+                "values: give another optimizer"
             ) from error
 
     def built(
@@ -319,8 +319,9 @@ def _imagined_with_values() -> Iterator[None]:
     """
     # torch knows values of single numbers only, unless it is told otherwise.
     limit = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_NUMBERS)
+    quiet = mock.patch.object(fake_tensor.log, "disabled", True)  # the error has its text
     cpu, normal = torch.device("cpu"), torch.inference_mode(False)
-    with cpu, normal, imagined(ones=False), limit, _Constants():
+    with cpu, normal, imagined(ones=False), limit, quiet, _Constants():
         # Losses have tensors of their own, such as class weights, and models have some in lists.
         torch.empty(0).fake_mode.allow_non_fake_inputs = True  # type: ignore[attr-defined]
         yield

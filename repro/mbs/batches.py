@@ -257,7 +257,7 @@ def concatenate(
         shapes = [tuple(tensor.shape) for tensor in tensors]
         raise MicroBatchError(
             f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them, "
-            f"with a row for each sample and else alike for all micro-batches, numbers too; for "
+            f"with a row for each sample; all else must be equal in all micro-batches; for "
             f"{counts} samples the model returned {type(outputs[0]).__name__} of shapes {shapes}; "
             f"compute losses, pairs of samples and what depends on their number in loss_fn"
         )

@@ -1,5 +1,6 @@
 """What is foretold, beside what small networks take on a CPU."""
 
+import logging
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -271,13 +272,15 @@ def test_blocks_are_the_outermost_classes_that_come_again():
         (nn.Linear(3, 3), "does not make class scores of images"),
     ],
 )
-def test_refused(given, told):
+def test_refused(given, told, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("torch"), "propagate", True)  # to caplog
     with pytest.raises(AdviceError, match=told):
         if isinstance(given, dict):
             asked = {"method": "undivided", "batch": 4, "memory_bytes": 10, **given}
             predict(workload("transformer"), **asked)
         else:
             Workload.of(given)
+    assert not caplog.records  # torch's own, with a traceback
 
 
 @pytest.mark.parametrize(
