@@ -153,7 +153,12 @@ class BatchController:
             return self.setting
         # Equation 4. Without a move of the parameters θ is undefined.
         theta = (self._first_cost - cost) / distance if distance > 0 else None
-        batch = min(self._next_batch(self._epochs + 1, theta, cost), self.max_batch)
+        before = dict(vars(self))
+        try:
+            batch = min(self._next_batch(self._epochs + 1, theta, cost), self.max_batch)
+        except BaseException:  # such as a warning that is an error
+            vars(self).update(before)
+            raise
         self._epochs += 1
         self._theta = theta
         # By the batch's actual factor, which B_m may have reduced.

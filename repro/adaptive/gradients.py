@@ -1,7 +1,8 @@
 """Measures of gradients that choose a batch size: norms, noise, and the cost F itself.
 
 None of these functions changes the model or the loss: when a call ends, even by an error, all that
-`repro.measure.untouched.Snapshot` lists is restored.
+`repro.measure.untouched.Snapshot` lists is restored. A loss's modules are itself, its method's, and
+those that it closes over or names.
 """
 
 import itertools
@@ -216,6 +217,7 @@ def full_cost(
         ValueError: There is no data, all targets are ignored, or a mini-batch's loss is NaN.
         BatchError: A mini-batch for a custom loss cannot be divided.
         LossCheckError: A custom loss is no mean over samples.
+        LossShapeError: One of torch's losses would compare each sample with every other.
         DivergedError: The parameters are not finite.
     """
     check_initialized(model)
@@ -237,6 +239,8 @@ def full_cost(
             else:
                 with torch.set_grad_enabled(forward.needs_graph):
                     outputs = map_leaves(detached, call())
+            if known is not None and isinstance(outputs, Tensor) and isinstance(targets, Tensor):
+                known.check(outputs, targets)
             loss = loss_fn(outputs, to_device(targets, device))
             part: float | Tensor = 1.0 if summed else float(samples)
             if known is not None and not summed and isinstance(targets, Tensor):
@@ -394,7 +398,7 @@ def _load(loader: Any, size: int, full: bool) -> Iterator[tuple[Any, Any]]:
             yield inputs, targets
     finally:
         loader.set_batch_size(before)
-        if epoch is not None:  # iterating began a new epoch
+        if epoch is not None and hasattr(loader, "set_epoch"):  # iterating began a new epoch
             loader.set_epoch(epoch)
 
 

@@ -160,7 +160,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         )
     if new := [group for group in groups if "lr_scale" not in group]:
         rates_of_new = [float(group["lr"]) for group in new]
-        default = float(optimizer.defaults["lr"])
+        # An optimizer that wraps others may have no rate of its own.
+        default = float(getattr(optimizer, "defaults", {}).get("lr") or 0)
         present = [float(g["lr"]) / g["lr_scale"] for g in groups if g.get("lr_scale")]
         own = default > 0 and default in rates_of_new
         reference = max(present, default=0.0) or (default if own else max(rates_of_new))

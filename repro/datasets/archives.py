@@ -50,6 +50,7 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
     where the archive is damaged, truncated, no tar.xz, or is refused; see above.
     """
     files: dict[str, Encoded] = {}
+    others: list[str] = []
     try:
         unpacked = _unpacked(path)
         content = memoryview(unpacked)
@@ -62,6 +63,7 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
                     raise _refused(path, f"{member.name!r} is a link or a device, not a file")
                 inside = "/".join(parts[1:])
                 if member.isdir() or not _is_image(inside, folders):
+                    others += [] if member.isdir() else [inside]
                     continue
                 if inside in files:
                     raise _refused(path, f"it holds {inside!r} twice")
@@ -76,6 +78,7 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
         raise CorruptDatasetError(
             f"{path} is damaged or incomplete ({error}): delete it and copy or download it again"
         ) from error
+    _tell(path, others, folders)
     return files
 
 
@@ -110,7 +113,22 @@ def _is_image(name: str, folders: int) -> bool:
 def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:
     """List the images below a folder of the same layout, keyed by their path in it."""
     inside = {file.relative_to(path).as_posix(): file for file in _below(path, 2 + folders)}
-    return {name: file for name, file in inside.items() if _is_image(name, folders)}
+    images: dict[str, Encoded] = {
+        name: file for name, file in inside.items() if _is_image(name, folders)
+    }
+    _tell(path, [name for name in inside if name not in images], folders)
+    return images
+
+
+def _tell(path: Path, others: Sequence[str], folders: int) -> None:
+    """Warn of what lies in a split and is not read; a class without images has no label."""
+    seen = [name for name in others if name.split("/")[0] in SPLITS and "/." not in name]
+    if seen:
+        logger.warning(
+            "%s: %d files or folders are left out, such as %s: an image lies %d levels below its "
+            "split and ends in %s",
+            *(path, len(seen), seen[0], folders, ", ".join(sorted(SUFFIXES))),
+        )
 
 
 def _below(folder: Path, levels: int) -> Iterator[Path]:

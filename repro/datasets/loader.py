@@ -244,7 +244,9 @@ class Ahead:
         iterator = iter(self._loader)
 
         def make() -> Batch | None:
-            if (batch := next(iterator, None)) is None:
+            try:
+                batch = next(iterator)
+            except StopIteration:
                 return None
             inputs, targets = (accelerator.pinned(tensor, self._device) for tensor in batch)
             return inputs, targets

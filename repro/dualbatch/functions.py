@@ -1,11 +1,13 @@
 """Visible parts of a user's function, by which a checkpoint refuses another function or state.
 
-Visible are names, code, defaults, arguments of partials, values of closures and globals that the
-code reads; for modules and objects their classes, attributes, parameters and buffers. Not visible
-are the code of installed packages, iterators, containers beyond their first 100 entries, most
-values of large tensors, and globals that methods read.
+Visible are names, code, defaults, attributes, arguments of partials, values of closures and globals
+that the code reads; for modules and objects their classes, attributes, parameters and buffers. Not
+visible are the code of installed packages and attributes of their objects, iterators, containers
+beyond their first 100 entries, most values of large tensors, and globals that methods read.
 """
 
+import argparse
+import datetime
 import dis
 import hashlib
 import inspect
@@ -17,7 +19,9 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from functools import partial
 from itertools import islice
 from pathlib import PurePath
@@ -29,10 +33,13 @@ from torch import Tensor, nn
 
 Parts = dict[str, str]  # by path, such as "loss_fn.weight"
 _PLAIN = (
-    *(type(None), bool, int, float, complex, str, bytes),
-    *(torch.dtype, torch.device, Enum, PurePath),
+    *(type(None), bool, int, float, complex, Decimal, Fraction, str, bytes, bytearray),
+    *(range, slice, re.Pattern, datetime.date, datetime.timedelta),
+    *(np.dtype, torch.dtype, torch.device, Enum, PurePath),
 )
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+_TORCHS = frozenset(vars(nn.Module()))  # of each module
 _ENTRIES = 100  # of containers
 _ELEMENTS = 2**16  # of tensors, at even distances
 _INSTALLED = (sysconfig.get_paths()["stdlib"], str(PurePath(__file__).parents[1]), "<frozen")
@@ -70,6 +77,8 @@ class Seen:
         self._walk(name, value)
 
     def _walk(self, path: str, value: Any) -> None:
+        if isinstance(value, np.generic):
+            value = value.item()
         if isinstance(value, _PLAIN):
             self.parts[path] = repr(value)
             return
@@ -118,8 +127,9 @@ class Seen:
             for prefix, module in value.named_modules():
                 of = f".{prefix}" if prefix else ""
                 yield f"{of}.class", type(module)
-                held = sorted(vars(module).items())
-                yield from ((f"{of}.{k}", v) for k, v in held if k[0] != "_" and k != "training")
+                known = _installed(type(module))
+                held = sorted((k, v) for k, v in vars(module).items() if k not in _TORCHS)
+                yield from ((f"{of}.{k}", v) for k, v in held if k[0] != "_" or not known)
             if self._tensors:
                 yield from ((f".{name}", p) for name, p in value.named_parameters())
                 yield from ((f".{name}", b) for name, b in value.named_buffers())
@@ -141,8 +151,8 @@ def _attributes(value: Any) -> dict[str, Any]:
     kind, held = value if isinstance(value, type) else type(value), dict[str, Any]()
     for base in (base for base in reversed(kind.__mro__) if not _installed(base)):
         plain = {k: v for k, v in vars(base).items() if not hasattr(v, "__get__")}  # no methods
-        held |= {name: v for name, v in plain.items() if not name.startswith("_")}
-    if value is not kind and (kind is types.SimpleNamespace or not _installed(kind)):
+        held |= {name: v for name, v in plain.items() if not name.startswith("__")}
+    if value is not kind and (kind in _NAMESPACES or not _installed(kind)):
         state: Any = object.__getstate__(value)
         for part in state if isinstance(state, tuple) else (state,):
             held |= part or {}
@@ -161,21 +171,29 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((f"(default {i})", v) for i, v in enumerate(function.__defaults__ or ()))
     named = function.__kwdefaults__ or {}
     yield from ((f"(default {name})", v) for name, v in sorted(named.items()))
-    for name in sorted(_globals_of(function.__code__) & function.__globals__.keys()):
-        if not isinstance(value := function.__globals__[name], types.ModuleType):
+    kept = sorted(vars(function).items())
+    yield from ((f"(attribute {k})", v) for k, v in kept if k != "__wrapped__")
+    for name in sorted(_names_of(function.__code__, "LOAD_GLOBAL") & function.__globals__.keys()):
+        value = function.__globals__[name]
+        if not isinstance(value, types.ModuleType):
             yield f".{name}", value
+        elif not _installed(value):  # a module of settings
+            read = _names_of(function.__code__, "LOAD_ATTR", "LOAD_METHOD") & vars(value).keys()
+            yield from ((f".{name}.{part}", vars(value)[part]) for part in sorted(read))
 
 
-def _globals_of(code: types.CodeType) -> set[str]:
-    names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
-    return names.union(*(_globals_of(c) for c in code.co_consts if isinstance(c, types.CodeType)))
+def _names_of(code: types.CodeType, *operations: str) -> set[str]:
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in operations}
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return names.union(*(_names_of(c, *operations) for c in inner))
 
 
 def _installed(value: Any) -> bool:
-    if isinstance(value, type):
-        file = getattr(sys.modules.get(value.__module__), "__file__", None)
+    if isinstance(value, type | types.ModuleType):
+        name = value.__module__ if isinstance(value, type) else value.__name__
+        file = getattr(sys.modules.get(name), "__file__", None)
         if file is None:
-            return value.__module__ != "__main__"
+            return name != "__main__"
     else:
         file = value.__code__.co_filename
     return file.startswith(_INSTALLED) or "site-packages" in file or "dist-packages" in file

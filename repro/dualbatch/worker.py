@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 from repro.dualbatch import checks
 from repro.dualbatch.checks import NonFiniteError, not_finite
@@ -334,9 +335,8 @@ class Worker:
             optimizer.load_state_dict({"state": state, "param_groups": groups})
             loaded = optimizer.state_dict()["state"]  # cast to the weights' type: undone here
             for key, kept in state.items():
-                for name, value in kept.items() if isinstance(kept, dict) else ():
-                    if isinstance(value, Tensor):
-                        loaded[key][name] = value.to(loaded[key][name].device)
+                if isinstance(kept, dict):
+                    loaded[key].update(tree_map(_on_its_device, kept, loaded[key]))
         return optimizer
 
     def _left_by(self, optimizer: torch.optim.Optimizer, options: Parts) -> OptimizerState | None:
@@ -356,6 +356,10 @@ class Worker:
                 "it as large from the beginning"
             )
         return (left or {}) | {_LOSS: loss_state} if loss_state else left
+
+
+def _on_its_device(value: Any, cast: Any) -> Any:
+    return value.to(cast.device) if isinstance(value, Tensor) else cast
 
 
 def _options(optimizer: torch.optim.Optimizer) -> Parts:

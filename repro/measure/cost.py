@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from repro.measure.checks import is_whole
 from repro.measure.memory import LinearMemoryModel, MemoryMeter, comparable_peaks
 from repro.measure.timing import Timing, time_interleaved
 
@@ -111,8 +112,8 @@ def probe(
     ValueError if there are fewer than two sizes, or peaks or times do not increase.
     """
     sizes, meters = sorted(set(batch_sizes)), []
-    if len(sizes) < 2 or sizes[0] < 1:
-        raise ValueError(f"batch_sizes are {sizes}; give two or more, distinct and at least 1")
+    if len(sizes) < 2 or not all(is_whole(size, 1) for size in sizes):
+        raise ValueError(f"batch_sizes are {sizes}; give two or more, distinct, from 1 on")
     # An optimizer that all sizes share makes its state now, and not in the first size's peak.
     make_step(sizes[0])()
     for size in sizes:

@@ -145,8 +145,9 @@ class MemoryMeter:
     so that it holds only memory that was needed. On a CPU a dispatch mode follows the live
     storages: those allocated inside, those of `resident`, and parameters that an operation inside
     touches. Other tensors that exist before count as host memory, such as a mini-batch that waits
-    to be streamed. Not seen on a CPU: a kernel's own allocations, later sizes of a storage, and,
-    until they are touched as parameters, results of `torch.tensor`, `torch.load`, `copy.deepcopy`.
+    to be streamed. Not seen on a CPU: a kernel's own allocations, other threads, later sizes of a
+    storage, and, until they are touched as parameters, results of `torch.tensor`, `torch.load`,
+    `copy.deepcopy`.
 
     `start_bytes` are the live bytes on entry (on a CPU, those of `resident`).
     """
@@ -160,6 +161,8 @@ class MemoryMeter:
         self._follower: _StorageFollower | None = None
 
     def __enter__(self) -> Self:
+        if self in _active_meters:
+            raise RuntimeError("the meter or budget is in force already: make another to nest")
         with ExitStack() as undo:
             self._begin(undo)
             self._undo = undo.pop_all()
@@ -374,7 +377,7 @@ class LinearMemoryModel:
         """The largest B with M(B) <= `limit_bytes`, B_max; 0 where none fits."""
         if self.fixed_bytes > limit_bytes:
             return 0
-        if self.bytes_per_sample == 0:
+        if self.bytes_per_sample == 0 or limit_bytes == math.inf:
             return 2**63 - 1
         largest = math.floor((limit_bytes - self.fixed_bytes) / self.bytes_per_sample)
         # The division may round the largest batch down by one.

@@ -1,7 +1,9 @@
+import copy
 import inspect
 import io
 import math
 import random
+import warnings
 
 import pytest
 import torch
@@ -170,6 +172,18 @@ class TestDivergence:
         assert len(warned) == 1 and max(s.batch_size for s in steps) <= largest
         assert max(s.lr for s in steps) <= 0.1 * largest / 8
         assert steps[-1].diverging and not any(s.diverging for s in steps[:5])
+
+    def test_a_warning_that_is_an_error_leaves_all_as_it_was(self):
+        costs, distances = [6.0, 5.0, 4.5, *(4.5 * 1.1**i for i in range(1, 11))], range(1, 14)
+        controller = ThetaController(8, 64, 0.1)
+        seen = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DivergenceWarning)
+            with pytest.raises(DivergenceWarning):
+                for cost, distance in zip([10.0, *costs], [0, *distances], strict=True):
+                    seen.append(copy.deepcopy(controller.state_dict()))
+                    controller.observe(cost, [torch.tensor([float(distance)])])
+        assert repr(controller.state_dict()) == repr(seen[-1])
 
     def test_what_is_lost_within_the_scatter_is_no_loss(self):
         costs = [9.9, 10.1, 10.1] * 8
@@ -456,6 +470,12 @@ class TestGroups:
             other.add_param_group({"params": [nn.Parameter(torch.ones(1))], **rate})
         set_lr(other, 0.4)
         assert [g["lr"] for g in other.param_groups] == pytest.approx([0.4, 0.04, 0.1, 0.4])
+
+    def test_of_an_optimizer_that_wraps_others(self):
+        within = [self.optimizer(None, lr=0.1), self.optimizer(None, lr=0.01)]
+        groups = [group for one in within for group in one.param_groups]
+        set_lr(type("Both", (), {"param_groups": groups, "step": None})(), 0.2)
+        assert [g["lr"] for g in groups] == pytest.approx([0.2, 0.02])
 
     def test_a_group_added_at_rate_0_has_its_share_of_the_optimizers_own(self):
         optimizer = self.optimizer(None, lr=0.1)

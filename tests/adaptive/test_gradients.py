@@ -151,6 +151,7 @@ class TestFullCost:
             (full_cost, (x[:0], y[:0]), 4, "the cost of 0 mini-batches is nan"),
             (full_cost, (x, y), 0, "a batch size of 0; give"),
             (full_cost, (x, y[:63]), 5, "64 inputs, 63 targets"),
+            (full_cost, (x, y[:, :1, None]), 5, "compare each sample with every other"),
             (max_stable_batch, [(x, y)] * 3, [2, 4], "data is a list; give a pair of tensors"),
         ):  # fmt: skip
             with pytest.raises(ValueError, match=message):

@@ -64,6 +64,7 @@ JPEG_IN_TIFF = encode(np.zeros((12, 16), np.uint8), "TIFF", compression="jpeg")
           for shape, value in (((12, 16), 12), ((5, 5), 0), ((12, 16, 3), 0))),
         (mask_files("camvid") | {MASK: encode(np.zeros((12, 16), np.uint8), "JPEG")}, "not exact"),
         (mask_files("camvid") | {MASK: JPEG_IN_TIFF}, "not exact"),
+        (mask_files("camvid") | {MASK: b"P5\n16 12\n200\n" + bytes(192)}, "255 as its largest"),
         (mask_files("camvid") | {MASK: encode(np.ones((12, 16), np.uint8), "GIF")}, "black and w"),
     ],
 )  # fmt: skip
@@ -95,15 +96,19 @@ def test_grey_masks_of_few_bits_hold_indices(tmp_path, bits):
     assert np.array_equal(found, indices)
 
 
-def test_only_the_layout_is_read_and_nothing_is_written(tmp_path):
+def test_only_the_layout_is_read_and_nothing_is_written(tmp_path, caplog):
     other = {"flowers5/train/README": b"x", "flowers5/train/ant/notes.txt": b"x", "LICENSE": b"x"}
     other["flowers5/train/.trash/0.png"] = encode(random_image(0))  # no class
     files = class_files() | {"flowers5/train/ant/0.WEBP": encode(random_image(0), "WEBP")}
+    other["flowers5/train/cat/0.jfif"] = encode(random_image(0))  # the class has no image
     assert len(load("flowers5", write(tmp_path, files | other, False)).train) == 7
+    assert "2 files or folders are left out, such as train/ant/notes.txt:" in caplog.text
     path = write_archive(tmp_path / "data" / "flowers5.tar.xz", files | other)
     path.parent.chmod(0o555)
     before = sorted(path.parent.rglob("*"))
+    caplog.clear()
     read = {f"flowers5/{name}": bytes(got) for name, got in archives.read_archive(path).items()}
+    assert "3 files or folders are left out, such as train/" in caplog.text  # README, too
     assert read == files and len(load("flowers5", path.parent).train) == 7
     assert sorted(path.parent.rglob("*")) == before
     assert set(available(path.parent)) == {"digits", "photos", "phantom"} | {"flowers5"}

@@ -180,5 +180,7 @@ def test_batches_made_ahead_are_the_loaders_in_pinned_memory(device):
 def test_for_a_cpu_a_loaders_batches_are_passed_on():
     batches = [(torch.zeros(2), torch.zeros(2))]
     assert next(iter(Ahead(batches, "cpu"))) is batches[0]
+    with pytest.raises(TypeError):  # not the end of the epoch
+        list(Ahead([None, *batches], "cpu", always=True))
     with pytest.raises(ValueError, match="count=0: expected an int"):
         Ahead(batches, "cpu", count=0)

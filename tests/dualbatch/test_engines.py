@@ -1,7 +1,11 @@
+import argparse
 import math
+import sys
+import types
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import trainings
@@ -168,6 +172,18 @@ def smoothed(value):
     return lambda o, t: functional.cross_entropy(o, t, label_smoothing=SMOOTHING["now"])
 
 
+settings = types.ModuleType("settings")  # a module of the user's
+settings.__file__, sys.modules["settings"] = "settings.py", settings
+ARGUMENTS = argparse.Namespace(smoothing=0.0)
+
+
+def smoothed_by(value):
+    settings.SMOOTHING = ARGUMENTS.smoothing = value
+    return lambda o, t: functional.cross_entropy(
+        o, t, label_smoothing=(settings.SMOOTHING + ARGUMENTS.smoothing) / 2
+    )
+
+
 def scaled(share, factor):
     return ((IMAGES[i] * factor, LABELS[i]) for i in share.indices.split(share.batch_size))
 
@@ -184,6 +200,11 @@ OTHER_FUNCTIONS = {
     "a closure's list": ("loss_fn", lambda w: (lambda o, t: weighted(o, t, w)), list(EVEN),
                          list(UNEVEN), r"loss_fn.w\[1\]"),
     "a global": ("loss_fn", smoothed, 0.1, 0.2, r"loss_fn.SMOOTHING\['now'\]"),
+    "a module's constant": ("loss_fn", smoothed_by, 0.1, 0.2,
+                            r"loss_fn.ARGUMENTS.smoothing, loss_fn.settings.SMOOTHING"),
+    "a number of numpy's": ("loss_fn", lambda by: partial(
+                                functional.cross_entropy, label_smoothing=by
+                            ), np.float32(0.1), np.float32(0.2), r"loss_fn\(label_smoothing\)"),
     "an object": ("loss_fn", Focal, 1.0, 2.0, r"loss_fn.power"),
     "another module": ("model_fn", lambda last: lambda: nn.Sequential(
                            nn.Flatten(), nn.Linear(72, 3), last

@@ -35,6 +35,18 @@ class Precise(torch.optim.Optimizer):
             parameter -= self.param_groups[0]["lr"] * of["sum"].mul_(0.9).add_(parameter.grad)
 
 
+class Nested(Precise):
+    """The same, with the sum in a container."""
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            of = self.state[parameter]
+            of.setdefault("sums", {"first": [torch.zeros_like(parameter, dtype=torch.float64)]})
+            (total,) = of["sums"]["first"]
+            parameter -= self.param_groups[0]["lr"] * total.mul_(0.9).add_(parameter.grad)
+
+
 def by_hand(result, shares, optimizer_fn, kept):
     """Train the shares of an asynchronous run again: one model and one optimizer per worker."""
     with torch.random.fork_rng():
@@ -68,7 +80,8 @@ def by_hand(result, shares, optimizer_fn, kept):
 
 
 @pytest.mark.parametrize(
-    ("optimizer_fn", "kept"), [(momentum, True), (momentum, False), (adam, True), (Precise, True)]
+    ("optimizer_fn", "kept"),
+    [(momentum, True), (momentum, False), (adam, True), (Precise, True), (Nested, True)],
 )
 def test_the_weights_are_those_of_a_loop_by_hand(optimizer_fn, kept):
     data = Recorder()

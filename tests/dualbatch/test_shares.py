@@ -320,20 +320,31 @@ def drawing():
     return {"data": lambda share: ((x * generator.random(), y) for x, y in batches(share))}
 
 
+def counting():
+    def loss_fn(outputs, targets):
+        loss_fn.calls += 1
+        return functional.cross_entropy(outputs, targets)
+
+    loss_fn.calls = 0
+    return {"loss_fn": loss_fn}
+
+
 class Ageing(Linear):
     """A model that counts, and whose other number becomes a tensor, which is not looked at."""
 
     def __init__(self):
         super().__init__()
-        self.steps, self.side, self.penalty = 0, None, 0.0
+        self.steps, self._rate, self.side, self.penalty = 0, np.float64(0), None, 0.0
 
     def forward(self, images):
         self.steps, self.side, self.penalty = self.steps + 1, images.shape[-1], images.mean()
+        self._rate += 1
         return super().forward(images.double())
 
 
 KEPT_NOWHERE = {
-    "a model's number": (lambda: {"model_fn": Ageing}, r"\[model\].steps"),
+    "a model's number": (lambda: {"model_fn": Ageing}, r"\[model\]._rate, \[model\].steps"),
+    "a function's": (counting, r"loss_fn\(attribute calls\)"),
     "attribute": (lambda: {"loss_fn": Centre(True)}, "loss_fn.count"),
     "buffers within": (lambda: {"loss_fn": partial(Centre())}, "loss_fn.c, loss_fn.steps"),
     "generator": (drawing, "data.generator"),

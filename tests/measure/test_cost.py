@@ -55,6 +55,7 @@ def test_largest_batch_by_brute_force():
     flat = LinearMemoryModel.fit([1, 2], [100, 90])  # noise: memory does not shrink
     assert (flat.fixed_bytes, flat.bytes_per_sample) == (95, 0)
     assert flat.largest_batch(94) == 0 and flat.largest_batch(95) > 10**9
+    assert LinearMemoryModel(10, 2.1).largest_batch(math.inf) > 10**9
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ class Machine:
 
 def test_probe_refuses_what_gives_no_line(monkeypatch):
     machine = Machine(monkeypatch, lambda size: 0.25 * size)
-    for sizes in ([8], [8, 8], [0, 8]):
+    for sizes in ([8], [8, 8], [0, 8], [1.5, 8]):
         with pytest.raises(ValueError, match=r"batch_sizes are .*; give two or more, distinct"):
             probe(machine.make_step, sizes)
     assert machine.made == []

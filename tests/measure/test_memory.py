@@ -97,6 +97,8 @@ def test_nested_meters_each_see_what_happens_inside_them():
         c = block(2)
         assert outer.live_bytes == 6 * KIB
         del b, c
+        with pytest.raises(RuntimeError, match="in force already"), outer:
+            pass
     assert (outer.peak_bytes, inner.peak_bytes) == (8 * KIB, 4 * KIB)
 
 
