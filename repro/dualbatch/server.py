@@ -115,8 +115,10 @@ class ParameterServer:
         merge: str | None = None,
     ) -> None:
         for name, tensor in state.items():
-            if not isinstance(tensor, Tensor) or tensor.dtype.is_complex:
-                kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            kind: Any = type(tensor).__name__
+            if isinstance(tensor, Tensor):
+                kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
+            if not isinstance(kind, torch.dtype) or kind.is_complex or str(kind)[6:12] == "float8":
                 raise ValueError(
                     f"the state's {name!r} is of type {kind}, which cannot be merged; keep it out "
                     "of the model's state, such as by register_buffer(..., persistent=False)"

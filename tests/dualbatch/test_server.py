@@ -260,6 +260,8 @@ NOT_MERGED = [
     (torch.tensor([1.0, math.nan]), r"initial state's 'x' is not finite"),
     (torch.ones(2, dtype=torch.complex64), r"'x' is of type torch.complex64, which cannot"),
     ({"any": 1}, r"'x' is of type dict, which cannot be merged"),
+    (torch.zeros(2).to(torch.float8_e4m3fn), r"'x' is of type torch.float8_e4m3fn, which cannot"),
+    (torch.eye(2).to_sparse(), r"'x' is of type torch.sparse_coo, which cannot be merged"),
 ]
 
 
