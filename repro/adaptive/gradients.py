@@ -239,7 +239,8 @@ def full_cost(
             else:
                 with torch.set_grad_enabled(forward.needs_graph):
                     outputs = map_leaves(detached, call())
-            if known is not None and isinstance(outputs, Tensor) and isinstance(targets, Tensor):
+            both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+            if known is not None and both and outputs.dim() != targets.dim():
                 known.check(outputs, targets)
             loss = loss_fn(outputs, to_device(targets, device))
             part: float | Tensor = 1.0 if summed else float(samples)

@@ -125,9 +125,9 @@ def _tell(path: Path, others: Sequence[str], folders: int) -> None:
     seen = [name for name in others if name.split("/")[0] in SPLITS and "/." not in name]
     if seen:
         logger.warning(
-            "%s: %d files or folders are left out, such as %s: an image lies %d levels below its "
-            "split and ends in %s",
-            *(path, len(seen), seen[0], folders, ", ".join(sorted(SUFFIXES))),
+            "%s: %d files or folders are left out, such as %s: images are %s/FILE, and end in %s",
+            *(path, len(seen), seen[0], "/".join(["SPLIT", *["FOLDER"] * folders])),
+            ", ".join(sorted(SUFFIXES)),
         )
 
 

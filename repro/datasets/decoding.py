@@ -216,7 +216,7 @@ def _indices(mask: Image.Image) -> Image.Image:
         raise ValueError(f"a mask holds one class index per pixel, this is {mask.mode}")
     # Pillow spreads other ranges over 0 to 255; tiles are of a file's images alone.
     file: Any = mask
-    if mask.format == "PPM" and file.tile[0].args not in ("L", ("L", 255)):
+    if mask.format == "PPM" and mask.mode == "L" and file.tile[0].args not in ("L", ("L", 255)):
         raise ValueError("a PGM's mask has 255 as its largest value, this another: give PNG")
     spread = {"L;2": 85, "L;4": 17}.get(file.tile[0].args, 1) if mask.format == "PNG" else 1
     return Image.fromarray(np.asarray(mask, dtype=np.uint8) // spread)

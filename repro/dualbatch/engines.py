@@ -180,7 +180,9 @@ class Engine:
             **{name: getattr(recipe, name) for name in _COMPARED},
             **self.clock,
         }
-        seen = recipe.parts() | Seen("model", model, tensors=False).parts
+        seen = recipe.parts()
+        # A model's private attributes may be of a process, such as when it began.
+        seen |= Seen("model", model, tensors=False, private=False).parts
         return seen | {name: repr(part) for name, part in parts.items()}
 
     def _resume(self, path: Path) -> None:

@@ -7,7 +7,6 @@ beyond their first 100 entries, most values of large tensors, and globals that m
 """
 
 import argparse
-import datetime
 import dis
 import hashlib
 import inspect
@@ -34,11 +33,9 @@ from torch import Tensor, nn
 Parts = dict[str, str]  # by path, such as "loss_fn.weight"
 _PLAIN = (
     *(type(None), bool, int, float, complex, Decimal, Fraction, str, bytes, bytearray),
-    *(range, slice, re.Pattern, datetime.date, datetime.timedelta),
-    *(np.dtype, torch.dtype, torch.device, Enum, PurePath),
+    *(range, slice, re.Pattern, np.dtype, torch.dtype, torch.device, Enum, PurePath),
 )
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _TORCHS = frozenset(vars(nn.Module()))  # of each module
 _ENTRIES = 100  # of containers
 _ELEMENTS = 2**16  # of tensors, at even distances
@@ -62,16 +59,17 @@ class Seen:
     """The parts of a value by path, which begins with `name`, found by walking through it.
 
     Without `objects` only class and generators of users' objects are included; without `tensors`
-    no values of parameters and of a module's buffers. `trainable` are paths of tensors that
-    require gradients.
+    no values of parameters and of a module's buffers; without `private` none of a module's
+    attributes that begin with _. `trainable` are paths of tensors that require gradients.
     """
 
     def __init__(
-        self, name: str, value: Any, *, objects: bool = True, tensors: bool = True
-    ) -> None:
+        self, name: str, value: Any, *, objects: bool = True, tensors: bool = True,
+        private: bool = True,
+    ) -> None:  # fmt: skip
         self.parts: Parts = {}
         self.trainable: list[str] = []
-        self._objects, self._tensors = objects, tensors
+        self._objects, self._tensors, self._private = objects, tensors, private
         # Kept alive, so that no id is reused; a value found again gets its first path.
         self._met: dict[int, tuple[str, Any]] = {}
         self._walk(name, value)
@@ -99,10 +97,12 @@ class Seen:
         elif isinstance(value, _GENERATORS):
             self.parts[path] = _digest(pickle.dumps(value))
         else:
-            self.parts[path] = str(getattr(value, "__qualname__", type(value).__qualname__))
+            # Statically, since an object may answer, or refuse, any name.
+            named = isinstance(value, type | types.MethodType) or _static(value, "__qualname__")
+            self.parts[path] = str((value if named else type(value)).__qualname__)
             for part, inner in self._inside(value):
                 self._walk(path + part, inner)
-            if hasattr(value, "__wrapped__"):  # as by functools.cache
+            if _static(value, "__wrapped__"):  # as by functools.cache
                 self._walk(f"{path}.wrapped", value.__wrapped__)
             if code := _code_of(value):
                 self.parts[f"{path}.code"] = f"{_PYTHON} {_digest(code.encode())}"
@@ -127,9 +127,9 @@ class Seen:
             for prefix, module in value.named_modules():
                 of = f".{prefix}" if prefix else ""
                 yield f"{of}.class", type(module)
-                known = _installed(type(module))
+                public = _installed(type(module)) or not self._private
                 held = sorted((k, v) for k, v in vars(module).items() if k not in _TORCHS)
-                yield from ((f"{of}.{k}", v) for k, v in held if k[0] != "_" or not known)
+                yield from ((f"{of}.{k}", v) for k, v in held if k[0] != "_" or not public)
             if self._tensors:
                 yield from ((f".{name}", p) for name, p in value.named_parameters())
                 yield from ((f".{name}", b) for name, b in value.named_buffers())
@@ -149,10 +149,11 @@ def _key(key: Any) -> str:
 def _attributes(value: Any) -> dict[str, Any]:
     """Attributes of a user's class, or of an object of one: the class's, its own, its slots'."""
     kind, held = value if isinstance(value, type) else type(value), dict[str, Any]()
+    hidden = "_" if issubclass(kind, nn.Module) else "__"  # such as a count of models
     for base in (base for base in reversed(kind.__mro__) if not _installed(base)):
         plain = {k: v for k, v in vars(base).items() if not hasattr(v, "__get__")}  # no methods
-        held |= {name: v for name, v in plain.items() if not name.startswith("__")}
-    if value is not kind and (kind in _NAMESPACES or not _installed(kind)):
+        held |= {name: v for name, v in plain.items() if not name.startswith(hidden)}
+    if value is not kind and (kind is types.SimpleNamespace or not _installed(kind)):
         state: Any = object.__getstate__(value)
         for part in state if isinstance(state, tuple) else (state,):
             held |= part or {}
@@ -173,19 +174,30 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((f"(default {name})", v) for name, v in sorted(named.items()))
     kept = sorted(vars(function).items())
     yield from ((f"(attribute {k})", v) for k, v in kept if k != "__wrapped__")
-    for name in sorted(_names_of(function.__code__, "LOAD_GLOBAL") & function.__globals__.keys()):
-        value = function.__globals__[name]
-        if not isinstance(value, types.ModuleType):
-            yield f".{name}", value
-        elif not _installed(value):  # a module of settings
-            read = _names_of(function.__code__, "LOAD_ATTR", "LOAD_METHOD") & vars(value).keys()
-            yield from ((f".{name}.{part}", vars(value)[part]) for part in sorted(read))
+    read = {}
+    for name, part in _globals_of(function.__code__):
+        value = function.__globals__.get(name)
+        if isinstance(value, types.ModuleType | argparse.Namespace):
+            # Of settings and a command line what is read: others, such as --resume, may differ.
+            own = isinstance(value, argparse.Namespace) or not _installed(value)
+            if own and part in vars(value):
+                read[f".{name}.{part}"] = vars(value)[part]
+        elif name in function.__globals__:
+            read[f".{name}"] = value
+    yield from sorted(read.items())
 
 
-def _names_of(code: types.CodeType, *operations: str) -> set[str]:
-    names = {i.argval for i in dis.get_instructions(code) if i.opname in operations}
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return names.union(*(_names_of(c, *operations) for c in inner))
+def _globals_of(code: types.CodeType) -> set[tuple[str, str]]:
+    """Globals that a function reads, each with the attribute that it reads of it, if any."""
+    steps = [*dis.get_instructions(code)]
+    parts = [i.argval if i.opname in ("LOAD_ATTR", "LOAD_METHOD") else "" for i in steps[1:]]
+    both = zip(steps, [*parts, ""], strict=True)
+    names = {(i.argval, part) for i, part in both if i.opname == "LOAD_GLOBAL"}
+    return names.union(*(_globals_of(c) for c in code.co_consts if isinstance(c, types.CodeType)))
+
+
+def _static(value: Any, name: str) -> bool:
+    return inspect.getattr_static(value, name, None) is not None
 
 
 def _installed(value: Any) -> bool:

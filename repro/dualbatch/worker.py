@@ -14,7 +14,7 @@ import random
 import re
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,7 +285,8 @@ class Worker:
         return (
             f"{', '.join(changed[:5])} changed as the training went on, which is kept neither by "
             "worker nor in a checkpoint; keep what a model or a loss remembers in buffers of a "
-            "module, draw what is random by Share.seed, and log to lists, which may grow"
+            "module, make caches beforehand, draw what is random by Share.seed, and log to lists, "
+            "which may grow"
         )
 
     def _ordinary(self, inputs: Tensor, targets: Tensor) -> Any:
@@ -335,8 +336,11 @@ class Worker:
             optimizer.load_state_dict({"state": state, "param_groups": groups})
             loaded = optimizer.state_dict()["state"]  # cast to the weights' type: undone here
             for key, kept in state.items():
-                if isinstance(kept, dict):
-                    loaded[key].update(tree_map(_on_its_device, kept, loaded[key]))
+                for name in kept.keys() & loaded[key].keys() if isinstance(kept, dict) else ():
+                    with suppress(ValueError):  # the optimizer itself loads it in another form
+                        loaded[key][name] = tree_map(
+                            _on_its_device, kept[name], loaded[key][name], is_leaf=_is_size
+                        )
         return optimizer
 
     def _left_by(self, optimizer: torch.optim.Optimizer, options: Parts) -> OptimizerState | None:
@@ -359,7 +363,12 @@ class Worker:
 
 
 def _on_its_device(value: Any, cast: Any) -> Any:
-    return value.to(cast.device) if isinstance(value, Tensor) else cast
+    both = isinstance(value, Tensor) and isinstance(cast, Tensor)
+    return value.to(cast.device) if both else cast
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)  # to tree_map a tuple
 
 
 def _options(optimizer: torch.optim.Optimizer) -> Parts:

@@ -36,13 +36,19 @@ class Precise(torch.optim.Optimizer):
 
 
 class Nested(Precise):
-    """The same, with the sum in a container."""
+    """The same, with the sum in a container, and a state that its loading changes."""
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        for of in self.state.values():
+            of.setdefault("loaded", True)
 
     @torch.no_grad()
     def step(self):
         for parameter in self.param_groups[0]["params"]:
             of = self.state[parameter]
             of.setdefault("sums", {"first": [torch.zeros_like(parameter, dtype=torch.float64)]})
+            assert isinstance(of.setdefault("size", parameter.shape), torch.Size)
             (total,) = of["sums"]["first"]
             parameter -= self.param_groups[0]["lr"] * total.mul_(0.9).add_(parameter.grad)
 
