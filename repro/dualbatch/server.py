@@ -118,7 +118,8 @@ class ParameterServer:
             kind: Any = type(tensor).__name__
             if isinstance(tensor, Tensor):
                 kind = tensor.dtype if tensor.layout == torch.strided else tensor.layout
-            if not isinstance(kind, torch.dtype) or kind.is_complex or str(kind)[6:12] == "float8":
+            merged = isinstance(kind, torch.dtype) and not kind.is_complex
+            if not merged or (kind.is_floating_point and kind.itemsize == 1):
                 raise ValueError(
                     f"the state's {name!r} is of type {kind}, which cannot be merged; keep it out "
                     "of the model's state, such as by register_buffer(..., persistent=False)"
