@@ -202,6 +202,9 @@ class DataParallel:
     ) -> Tensor:
         """Train on one mini-batch; return this process's part of its mean loss, see `mean`.
 
+        Gradients from before are dropped: a penalty has to be a term of `loss_fn`. Afterwards
+        ``p.grad`` may be None, since parameters are updated one by one.
+
         Args:
             inputs: The whole mini-batch, the same in every process: a tensor (B, ...), or any
                 structure that `repro.measure.batches.read_batch` can divide; see its `call_model`.

@@ -11,8 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from repro.measure import is_out_of_memory
-from repro.measure.batches import Batch
-from repro.measure.loss_check import LossCheck, Sample
+from repro.measure.batches import Batch, Sample
+from repro.measure.loss_check import LossCheck
 from repro.measure.loss_parts import MixedSamplesError, known_loss
 from repro.measure.telling import Novelty, one_of_each, telling_samples
 from repro.measure.untouched import bits, modules_in, untouched

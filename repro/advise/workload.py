@@ -27,6 +27,7 @@ from repro.measure.checks import is_whole
 from repro.measure.fake_tensors import imagined
 
 _KNOWN_NUMBERS = 1 << 24  # of a tensor whose values are known
+_MAKES = "a function of parameters, such as lambda parameters: SGD(parameters, lr=0.1)"
 Blocks = Iterable[str] | Callable[[nn.Module], None]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
@@ -94,6 +95,8 @@ class Workload:
                 known = ", ".join(OPTIMIZERS)
                 raise AdviceError(f"optimizer is {optimizer!r}: choose {known}, or give a function")
             optimizer = OPTIMIZERS[optimizer]
+        elif not callable(optimizer):
+            raise AdviceError(f"optimizer is {optimizer!r}: give a name, or {_MAKES}")
         if isinstance(model, str):
             from repro.models import build
 
@@ -196,6 +199,12 @@ class Workload:
             loss_fn = loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn
             inputs, targets = to_device((inputs, targets), torch.device(device))
         optimizer = self.optimizer([p for p in model.parameters() if p.requires_grad])
+        own = set(map(id, model.parameters()))
+        if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+            raise AdviceError(
+                "optimizer= made an optimizer of other parameters than those that it was given, "
+                f"which are a copy's: give {_MAKES}"
+            )
         for group in optimizer.param_groups if self.foreach and device is None else ():
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True  # which lists take memory for

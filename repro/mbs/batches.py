@@ -259,7 +259,8 @@ def concatenate(
             f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them, "
             f"with a row for each sample; all else must be equal in all micro-batches; for "
             f"{counts} samples the model returned {type(outputs[0]).__name__} of shapes {shapes}; "
-            f"compute losses, pairs of samples and what depends on their number in loss_fn"
+            f"compute losses, pairs of samples and what depends on their number in loss_fn, and "
+            f"read a parameter, such as a temperature, from the model there"
         )
     for leaf in leaves_of(whole):
         if isinstance(leaf, torch.Tensor):

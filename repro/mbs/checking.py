@@ -13,7 +13,8 @@ from repro.mbs.errors import MicroBatchError
 from repro.mbs.setting import Setting
 from repro.mbs.sizing import release_memory
 from repro.measure import is_out_of_memory, memory_state
-from repro.measure.loss_check import LossCheck, Sample
+from repro.measure.batches import Sample
+from repro.measure.loss_check import LossCheck
 from repro.measure.telling import Novelty, telling_samples
 
 _MOST_BYTES = 2**28  # most bytes of outputs kept for a comparison

@@ -16,7 +16,7 @@ an ambiguous mini-batch is refused, never guessed:
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,37 @@ class Batch:
             return tree
         pairs, rebuild = parts
         return rebuild([self._cut(child, (*path, key), which) for key, child in pairs])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Groups of samples of a mini-batch, such as its micro-batches, and all groups as one."""
+
+    parts: Iterable[Any]  # (inputs, targets) of each group
+    counts: Sequence[int]
+    weights: Sequence[float]  # of each group
+    exact: bool  # whether a group's share is its weight over the total weight; else losses add up
+    targets: Callable[[int], Any]  # of the first groups, concatenated
+    inputs: Any = None  # of all groups, concatenated; None if that is impossible
+    # Inputs of the second group, after as many of its own as the first has; None without one.
+    twice: Any = None
+    first: Any = None  # inputs of the mini-batch's first samples, as many as in all groups
+
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        groups: tuple[list[int], list[int]],
+        weights: Sequence[float],
+        exact: bool,
+    ) -> "Sample":
+        """Take two groups of samples out of a mini-batch."""
+        first, second = groups
+        inputs, targets = batch.take([*first, *second])
+        own = [second[number % len(second)] for number in range(len(first))]
+        parts, twice = (batch.take(first), batch.take(second)), batch.take([*own, *second])[0]
+        counts, ahead = [len(first), len(second)], batch.slice(0, len(first) + len(second))[0]
+        return cls(parts, counts, weights, exact, lambda _: targets, inputs, twice, ahead)
 
 
 def read_batch(
@@ -190,9 +221,17 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     """Call with positional (tuple, list) or keyword (mapping) arguments, else with one."""
     if isinstance(inputs, PackedSequence) or hasattr(inputs, "_fields"):  # tuples, but one input
         return model(inputs)
-    if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    if not isinstance(inputs, tuple | list | Mapping):
+        return model(inputs)
+    try:
+        return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+    except TypeError as error:
+        if "forward()" in str(error):
+            error.add_note(
+                "a tuple or list of inputs is given to the model as positional arguments, a "
+                "mapping as keyword arguments: leave targets out; for one argument give (inputs,)"
+            )
+        raise
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -151,8 +151,12 @@ class KnownLoss:
 def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
     """Read one of torch's losses: a module, a subclass with its `forward`, a function, a partial.
 
-    None for any other loss. A reduction that gives no scalar is a `LossReductionError`.
+    None for any other loss. A reduction that gives no scalar is a `LossReductionError`, a class of
+    losses a `TypeError`.
     """
+    if isinstance(loss_fn, type) and issubclass(loss_fn, nn.Module):
+        name = loss_fn.__name__
+        raise TypeError(f"loss_fn is the class {name}; give an object of it, such as {name}()")
     kind, options, hooked = _read(loss_fn)
     known = kind in (*_CLASS_MEANS, *_ROW_MEANS, *_SAMPLE_MEANS)
     if not known or {"input", "target"} & set(options):
@@ -441,6 +445,18 @@ def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
             return None
         together.append(torch.cat(list(column)))
     return replaced(outputs[0], together)
+
+
+def near(tree: Any) -> Any:
+    """The structure with its floating-point and complex tensors, on a CPU, changed by 1 %."""
+    noise = torch.Generator().manual_seed(0)
+
+    def moved(leaf: Any) -> Any:
+        if not _is_float(leaf):
+            return leaf
+        return leaf * (1 + 0.01 * torch.randn(leaf.shape, generator=noise)).to(leaf.dtype)
+
+    return map_leaves(moved, tree)
 
 
 def rows_of_part(

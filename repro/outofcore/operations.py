@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from itertools import chain
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -39,20 +39,6 @@ def _dispatches(of: type) -> bool:
     return how is not torch._C._disabled_torch_dispatch_impl and of.__name__ != "FakeTensor"
 
 
-def _left_alone(code: CodeType) -> bool:
-    """Exclude a function and its callees from torch.compile; return whether that is possible."""
-    try:
-        of = torch._C._dynamo.eval_frame
-        skip = of._FrameAction.SKIP
-        of.set_code_exec_strategy(code, of._FrameExecStrategy(skip, skip))
-    except (AttributeError, TypeError):  # torch's internal names may change
-        return False
-    return True
-
-
-_LEFT_ALONE = _left_alone(_dispatch.__code__)
-
-
 class Operations(TorchDispatchMode):
     """Intercepts every operation, including those of backward passes and optimizers."""
 
@@ -64,7 +50,7 @@ class Operations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return not _LEFT_ALONE  # torch's wrapper takes half as long as all of our code
+        return False  # the block's stance does; torch's wrapper takes half as long as our code
 
     __torch_dispatch__ = _dispatch
 

@@ -208,6 +208,7 @@ class OutOfCore:
                 stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
                 self._first_call = register_module_forward_pre_hook(self._called)
                 stack.callback(self._first_call.remove)
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
                 stack.enter_context(RawAccess(self))
                 stack.enter_context(Operations(self))
                 self._stack = stack.pop_all()

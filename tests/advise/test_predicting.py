@@ -366,6 +366,14 @@ def test_tensors_that_the_model_does_not_have():
         with pytest.raises(AdviceError, match="trains or changes tensors that the model does not"):
             predict(Workload.of(Listed(3, 3), example=example, loss_fn=loss), "mbs", 4, PLENTY)
     assert norm.num_batches_tracked == 0 and head.weight.grad is None
+    head(torch.ones(3)).sum().backward()
+    for model in (head, Listed(3, 3)):  # of the model itself, not of its copy, and of another
+        own = Workload.of(
+            model, example=example, optimizer=lambda _: torch.optim.SGD(head.parameters())
+        )
+        with pytest.raises(AdviceError, match="other parameters than those that it was given"):
+            predict(own, "mbs", 4, PLENTY)
+    assert head.weight.grad is not None
 
 
 class Recurrent(nn.Module):

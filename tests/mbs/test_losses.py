@@ -1,6 +1,7 @@
 """Which losses are exact, what has to be given for the others, and that nothing else passes."""
 
 import copy
+import warnings
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from outputs import ModelOutput
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from repro import mbs
@@ -842,13 +844,32 @@ def test_what_belongs_to_the_whole_is_found(name, micro):
             MicroBatchStreamer(model, loss_fn, micro, two_pass=True).backward(inputs, targets)
 
 
-@pytest.mark.parametrize("form", ["random", "single samples"])
+class Falling(nn.Module):
+    """Needs sequences in the order of falling lengths, as `pack_padded_sequence` does."""
+
+    def __init__(self, at_most=N):
+        super().__init__()
+        self.layers, self.at_most = make_model(), at_most
+
+    def forward(self, inputs, lengths):
+        pack_padded_sequence(inputs[..., None], lengths, batch_first=True)
+        if len(inputs) > self.at_most:
+            raise ValueError("too many")
+        return self.layers(inputs)
+
+
+FALLING = X, torch.randint(1, 7, (N,), generator=GENERATOR).sort(descending=True)[0]
+
+
+@pytest.mark.parametrize("form", ["random", "single samples", "falling lengths"])
 def test_what_cannot_be_checked_is_said_once(form):
     if form == "random":
         model = LanguageModel()  # with noise in evaluation, too
         model.embedding.register_forward_hook(lambda module, _, h: h + torch.randn_like(h))
         streamer = MicroBatchStreamer(model, outputs_loss, 16)
         run = partial(streamer.backward, {"input_ids": TOKENS, "labels": TOKENS})
+    elif form == "falling lengths":
+        run = partial(error_of, nn.CrossEntropyLoss(), LABELS, Falling(), FALLING)
     else:
         streamer = MicroBatchStreamer(make_model(), tokens, 16)
 
@@ -858,4 +879,26 @@ def test_what_cannot_be_checked_is_said_once(form):
     with pytest.warns(RuntimeWarning, match="could not check") as caught:
         run()
     assert len(caught) == 1
+    if form == "falling lengths":
+        with pytest.raises(MixedSamplesError, match="takes only as many at once"):
+            MicroBatchStreamer(Falling(8), nn.CrossEntropyLoss(), 8).backward(FALLING, LABELS)
+        return
     run()
+
+
+def test_a_check_warns_of_no_shapes():
+    """A hook's features are the last micro-batch's when the check computes the first loss anew."""
+    model, kept = make_model(), []
+    model[0].register_forward_hook(lambda _module, _inputs, features: kept.append(features))
+    streamer = MicroBatchStreamer(model, lambda o, t: F.mse_loss(kept[-1][:, :4], t), 6)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        streamer.backward(X, VALUES)
+    assert not caught
+
+
+@pytest.mark.parametrize("inputs", [{"x": X}, [X, LABELS]])
+def test_how_a_model_is_called_is_explained(inputs):
+    with pytest.raises(TypeError) as error:
+        MicroBatchStreamer(make_model(), outputs_loss, 16).backward(inputs)
+    assert "positional arguments, a mapping as keyword" in error.value.__notes__[0]

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from repro.measure.batches import read_batch
-from repro.measure.loss_check import LossCheck, Sample
+from repro.measure.batches import Sample, read_batch
+from repro.measure.loss_check import LossCheck
 from repro.measure.loss_parts import LossCheckError, MixedSamplesError
 from repro.measure.untouched import untouched
 
@@ -45,6 +45,25 @@ def test_a_random_term_that_comes_rarely_is_no_fault(draw):
 
     with pytest.raises(LossCheckError) if draw == "none" else nullcontext():
         check_of(loss).loss_adds_up(sample())
+
+
+def kl(outputs, targets):
+    return F.kl_div(outputs.log_softmax(1), targets.softmax(1), reduction="sum") / len(outputs)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_gradient_of_rounding_errors_alone_is_no_fault_and_hides_none(wrong):
+    """As of a student that begins as its teacher's copy."""
+    model, x = nn.Linear(3, 10), torch.randn(48, 3)
+    groups = list(range(16)), list(range(16, 48))
+    given = Sample.of(read_batch(x, model(x).detach()), groups, [16.0, 32.0], True)
+
+    def loss(outputs, targets):
+        return kl(outputs, targets) * (1 + wrong * outputs[:, 0].sum())
+
+    check = LossCheck(model, [model], loss, CPU, nullcontext)
+    with pytest.raises(LossCheckError) if wrong else nullcontext():
+        assert check.loss_adds_up(given)
 
 
 @pytest.mark.parametrize("used", [False, True])

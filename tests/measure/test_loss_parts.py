@@ -30,6 +30,8 @@ def test_other_losses_are_not_known():
     for loss in (own, lambda o, t: o.sum(), partial(F.mse_loss, OUTPUTS), F.softmax,
                  partial(F.mse_loss, target=VALUES)):  # fmt: skip
         assert known_loss(loss) is None
+    with pytest.raises(TypeError, match="the class CrossEntropyLoss; give an object"):
+        known_loss(nn.CrossEntropyLoss)
     if hasattr(nn, "LinearCrossEntropyLoss"):  # torch 2.13
         assert known_loss(nn.LinearCrossEntropyLoss(4, 2)) is None
 

@@ -843,7 +843,7 @@ class TestAddresses:
 
 class TestOtherPaths:
     def test_they_are_named_once(self):
-        double = torch.compile(lambda x: x * 2, backend="eager")
+        double = torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)
         with OutOfCore(KIB), pytest.warns(OutOfCoreWarning, match="not compiled") as said:
             double(torch.ones(2))
             double(torch.ones(2))
