@@ -96,7 +96,7 @@ class Workload:
                 raise AdviceError(f"optimizer is {optimizer!r}: choose {known}, or give a function")
             optimizer = OPTIMIZERS[optimizer]
         elif not callable(optimizer):
-            raise AdviceError(f"optimizer is {optimizer!r}: give a name, or {_MAKES}")
+            raise AdviceError(f"optimizer is of {type(optimizer)}: give a name, or {_MAKES}")
         if isinstance(model, str):
             from repro.models import build
 
@@ -199,11 +199,11 @@ class Workload:
             loss_fn = loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn
             inputs, targets = to_device((inputs, targets), torch.device(device))
         optimizer = self.optimizer([p for p in model.parameters() if p.requires_grad])
-        own = set(map(id, model.parameters()))
-        if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+        steps = [p for g in getattr(optimizer, "param_groups", ()) for p in g["params"]]
+        if device is None and not all(isinstance(p, FakeTensor) for p in steps):
             raise AdviceError(
                 "optimizer= made an optimizer of other parameters than those that it was given, "
-                f"which are a copy's: give {_MAKES}"
+                f"which are a copy's: give {_MAKES}; parameters of the loss have to be the model's"
             )
         for group in optimizer.param_groups if self.foreach and device is None else ():
             if group.get("foreach", False) is None and not group.get("fused"):

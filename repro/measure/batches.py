@@ -114,7 +114,7 @@ class Sample:
     inputs: Any = None  # of all groups, concatenated; None if that is impossible
     # Inputs of the second group, after as many of its own as the first has; None without one.
     twice: Any = None
-    first: Any = None  # inputs of the mini-batch's first samples, as many as in all groups
+    batch: Batch | None = None  # of which the groups are
 
     @classmethod
     def of(
@@ -129,8 +129,8 @@ class Sample:
         inputs, targets = batch.take([*first, *second])
         own = [second[number % len(second)] for number in range(len(first))]
         parts, twice = (batch.take(first), batch.take(second)), batch.take([*own, *second])[0]
-        counts, ahead = [len(first), len(second)], batch.slice(0, len(first) + len(second))[0]
-        return cls(parts, counts, weights, exact, lambda _: targets, inputs, twice, ahead)
+        counts = [len(first), len(second)]
+        return cls(parts, counts, weights, exact, lambda _: targets, inputs, twice, batch)
 
 
 def read_batch(
@@ -226,7 +226,8 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     try:
         return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
     except TypeError as error:
-        if "forward()" in str(error):
+        called = getattr(type(model).forward, "__qualname__", "")
+        if str(error).startswith(f"{called}()"):
             error.add_note(
                 "a tuple or list of inputs is given to the model as positional arguments, a "
                 "mapping as keyword arguments: leave targets out; for one argument give (inputs,)"

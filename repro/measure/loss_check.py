@@ -215,12 +215,9 @@ class LossCheck:
             parts = [partial(self._evaluated, *pair, wide=wide) for pair in pairs]
             return self._compare(sample, parts, partial(whole, together), False, wide)
 
-        try:
+        if sum(float(gradient.abs().sum()) for gradient in whole(together).gradients) > _LEAST:
             return compared(pairs, together)
-        except LossCheckError:
-            if sum(float(gradient.abs().sum()) for gradient in whole(together).gradients) > _LEAST:
-                raise
-        # Of rounding errors alone, as of a student that is its teacher's copy: compare near by.
+        # Rounding errors alone, as of a student that is its teacher's copy: compare near by.
         moved = near([outputs for outputs, _ in pairs])
         beside = [(outputs, targets) for outputs, (_, targets) in zip(moved, pairs, strict=True)]
         return compared(beside, joined(moved, rows))
@@ -349,19 +346,22 @@ class LossCheck:
         def last(outputs: Any) -> list[Tensor]:
             return rows_of_part(floats(own), floats(outputs), total - count, count, total)[1]
 
-        with _fails_as(
-            MixedSamplesError,
-            f"the model can be called with {count} samples, but not with {total}: something "
-            f"was divided that belongs to the whole mini-batch, because its first dimension is as "
-            f"long, and is to be named in shared=; or it takes only as many at once",
-        ):
-            try:
-                together = self._apart(sample.inputs)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                self._apart(sample.first)  # else the order matters, as where lengths must fall
-                return False
+        try:
+            together = self._apart(sample.inputs)
+        except Exception as error:
+            if is_out_of_memory(error) or sample.batch is None:
+                raise
+            # Samples may have an order, such as that of falling lengths.
+            groups = list(range(sample.counts[0])), list(range(sample.counts[0], total))
+            ordered = Sample.of(sample.batch, groups, sample.weights, sample.exact)
+            with _fails_as(
+                MixedSamplesError,
+                f"the model can be called with {count} samples, but not with {total}: something "
+                f"was divided that belongs to the whole mini-batch, because its first dimension is "
+                f"as long, and is to be named in shared=; or it takes only as many at once",
+            ):
+                self._apart(ordered.inputs)
+            return self._compare_alone(ordered)
         self.fixed_rows, whole = some_as_long(own, together), last(together)
         off = difference(whole, last(self._apart(sample.twice)))
         allowed = self._tolerance(whole)

@@ -154,9 +154,9 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
     None for any other loss. A reduction that gives no scalar is a `LossReductionError`, a class of
     losses a `TypeError`.
     """
-    if isinstance(loss_fn, type) and issubclass(loss_fn, nn.Module):
-        name = loss_fn.__name__
-        raise TypeError(f"loss_fn is the class {name}; give an object of it, such as {name}()")
+    made = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    if isinstance(made, type) and issubclass(made, nn.Module):
+        raise TypeError(f"loss_fn is the class {made.__name__}; give an object of it")
     kind, options, hooked = _read(loss_fn)
     known = kind in (*_CLASS_MEANS, *_ROW_MEANS, *_SAMPLE_MEANS)
     if not known or {"input", "target"} & set(options):
@@ -448,13 +448,13 @@ def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
 
 
 def near(tree: Any) -> Any:
-    """The structure with its floating-point and complex tensors, on a CPU, changed by 1 %."""
+    """The structure with its tensors of `floats`, on a CPU, made smaller by up to 1 %."""
     noise = torch.Generator().manual_seed(0)
 
-    def moved(leaf: Any) -> Any:
-        if not _is_float(leaf):
+    def moved(leaf: Any) -> Any:  # stays within the range of probabilities
+        if not floats(leaf):
             return leaf
-        return leaf * (1 + 0.01 * torch.randn(leaf.shape, generator=noise)).to(leaf.dtype)
+        return leaf * (1 - 0.01 * torch.rand(leaf.shape, generator=noise)).to(leaf.dtype)
 
     return map_leaves(moved, tree)
 

@@ -24,7 +24,7 @@ from repro.outofcore import guards
 from repro.outofcore.guards import Uninterrupted, watch
 from repro.outofcore.host import HostStore, Mover, StreamMover, ThreadMover
 from repro.outofcore.iterations import Iterations, Statistics, held_by, meet, parameters_of
-from repro.outofcore.operations import Operations, RawAccess, say_once
+from repro.outofcore.operations import Operations, RawAccess, say_once, uncompiled
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
 from repro.outofcore.residency import Residency
@@ -208,7 +208,7 @@ class OutOfCore:
                 stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
                 self._first_call = register_module_forward_pre_hook(self._called)
                 stack.callback(self._first_call.remove)
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(uncompiled())
                 stack.enter_context(RawAccess(self))
                 stack.enter_context(Operations(self))
                 self._stack = stack.pop_all()

@@ -216,7 +216,7 @@ def test_measured_on_an_accelerator_within_the_limit(device, monkeypatch):
         ({"probe_seconds": float("nan")}, "probe_seconds is nan"),
         ({"probe_seconds": float("inf")}, "probe_seconds is inf"),
         ({"optimizer": "lamb"}, "optimizer is 'lamb'"),
-        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "give a name, or a function of param"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "SGD'>: give a name, or a function of"),
     ],
 )
 def test_refused_before_anything_is_recorded(given, message):

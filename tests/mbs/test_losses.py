@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from outputs import ModelOutput
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from repro import mbs
@@ -845,31 +844,33 @@ def test_what_belongs_to_the_whole_is_found(name, micro):
 
 
 class Falling(nn.Module):
-    """Needs sequences in the order of falling lengths, as `pack_padded_sequence` does."""
+    """Needs numbers that fall, as `pack_padded_sequence` does."""
 
-    def __init__(self, at_most=N):
+    def __init__(self, own=True, at_most=N):
         super().__init__()
-        self.layers, self.at_most = make_model(), at_most
+        self.layers, self.own, self.at_most = make_model(), own, at_most
 
-    def forward(self, inputs, lengths):
-        pack_padded_sequence(inputs[..., None], lengths, batch_first=True)
-        if len(inputs) > self.at_most:
-            raise ValueError("too many")
-        return self.layers(inputs)
-
-
-FALLING = X, torch.randint(1, 7, (N,), generator=GENERATOR).sort(descending=True)[0]
+    def forward(self, inputs, falling):
+        if len(inputs) > self.at_most or bool((falling.diff() > 0).any()):
+            raise ValueError("too many, or they rise")
+        return self.layers(inputs) * (falling[:, None] if self.own else falling.mean())
 
 
-@pytest.mark.parametrize("form", ["random", "single samples", "falling lengths"])
+def test_samples_in_an_order_that_the_model_needs():
+    inputs = X, torch.rand(N, generator=GENERATOR, dtype=torch.float64).sort(descending=True)[0]
+    assert error_of(nn.CrossEntropyLoss(), LABELS, Falling(), inputs) < 1e-12
+    for model, told in ((Falling(own=False), "other samples"), (Falling(at_most=8), "at once")):
+        with pytest.raises(MixedSamplesError, match=told):
+            MicroBatchStreamer(model, nn.CrossEntropyLoss(), 8).backward(inputs, LABELS)
+
+
+@pytest.mark.parametrize("form", ["random", "single samples"])
 def test_what_cannot_be_checked_is_said_once(form):
     if form == "random":
         model = LanguageModel()  # with noise in evaluation, too
         model.embedding.register_forward_hook(lambda module, _, h: h + torch.randn_like(h))
         streamer = MicroBatchStreamer(model, outputs_loss, 16)
         run = partial(streamer.backward, {"input_ids": TOKENS, "labels": TOKENS})
-    elif form == "falling lengths":
-        run = partial(error_of, nn.CrossEntropyLoss(), LABELS, Falling(), FALLING)
     else:
         streamer = MicroBatchStreamer(make_model(), tokens, 16)
 
@@ -879,10 +880,6 @@ def test_what_cannot_be_checked_is_said_once(form):
     with pytest.warns(RuntimeWarning, match="could not check") as caught:
         run()
     assert len(caught) == 1
-    if form == "falling lengths":
-        with pytest.raises(MixedSamplesError, match="takes only as many at once"):
-            MicroBatchStreamer(Falling(8), nn.CrossEntropyLoss(), 8).backward(FALLING, LABELS)
-        return
     run()
 
 

@@ -30,8 +30,9 @@ def test_other_losses_are_not_known():
     for loss in (own, lambda o, t: o.sum(), partial(F.mse_loss, OUTPUTS), F.softmax,
                  partial(F.mse_loss, target=VALUES)):  # fmt: skip
         assert known_loss(loss) is None
-    with pytest.raises(TypeError, match="the class CrossEntropyLoss; give an object"):
-        known_loss(nn.CrossEntropyLoss)
+    for loss in (nn.CrossEntropyLoss, partial(nn.CrossEntropyLoss, label_smoothing=0.1)):
+        with pytest.raises(TypeError, match="the class CrossEntropyLoss; give an object"):
+            known_loss(loss)
     if hasattr(nn, "LinearCrossEntropyLoss"):  # torch 2.13
         assert known_loss(nn.LinearCrossEntropyLoss(4, 2)) is None
 

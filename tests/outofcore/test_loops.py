@@ -5,6 +5,7 @@ import ctypes
 import io
 import signal
 import sys
+import threading
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -856,6 +857,42 @@ class TestOtherPaths:
                 layer(x)
                 layer(x)
         assert len(said) == 1
+
+    def test_functions_are_compiled_again_after_the_last_of_two_blocks(self, monkeypatch):
+        monkeypatch.setattr("repro.outofcore.operations._said", {"compile"})
+        graphs = []
+
+        def triple():
+            compiled = torch.compile(lambda x: 3 * x, backend=lambda g, _: graphs.append(g) or g)
+            return compiled(torch.ones(1))
+
+        entered, ended = threading.Event(), threading.Event()
+
+        def first():
+            with OutOfCore(KIB):
+                entered.set()
+                ended.wait(60)
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        entered.wait(60)
+        with OutOfCore(KIB):
+            ended.set()
+            thread.join()
+            triple()
+            assert not graphs
+        triple()
+        assert len(graphs) == 1
+
+        def block(x):
+            with OutOfCore(KIB):
+                return 2 * x
+
+        with warnings.catch_warnings():  # torch cannot compile the block itself
+            warnings.simplefilter("ignore")
+            assert float(torch.compile(block, backend="eager")(torch.ones(()))) == 2
+        triple()
+        assert len(graphs) == 2
 
     @pytest.mark.parametrize(
         "of",
