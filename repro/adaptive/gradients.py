@@ -30,7 +30,8 @@ from repro.measure.batches import (
     to_device,
 )
 from repro.measure.checks import is_whole
-from repro.measure.loss_parts import HALF, LossCheckError, joined, known_loss
+from repro.measure.loss_parts import LossCheckError, joined, known_loss
+from repro.measure.precision import widened
 from repro.measure.telling import Novelty, telling_samples
 from repro.measure.untouched import WithoutGraph, detached, modules_in, seed_all, untouched
 
@@ -347,7 +348,7 @@ def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any
         for p, g in zip(parameters, gradients, strict=True)
     )
     # Sums and squares of half precision would be rounded, or overflow.
-    return [g.float() if g.dtype in HALF else g for g in dense]
+    return [widened(g) for g in dense]
 
 
 def _square(gradient: Sequence[Tensor]) -> Tensor:

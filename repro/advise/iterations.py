@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure.batches import leaves_of
 from repro.measure.fake_tensors import flops_of
-from repro.measure.loss_parts import HALF
+from repro.measure.precision import HALF
 from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
 

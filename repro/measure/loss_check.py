@@ -25,10 +25,10 @@ from repro.measure import accelerator
 from repro.measure.batches import Sample, call_model, leaves_of, map_leaves, to_device
 from repro.measure.containers import BatchError, holds_tensors
 from repro.measure.loss_parts import (
-    HALF,
     Evaluated,
     LossCheckError,
     MixedSamplesError,
+    RoundingError,
     alike,
     can_be_joined,
     compare,
@@ -46,6 +46,7 @@ from repro.measure.loss_parts import (
     tolerance,
 )
 from repro.measure.memory import is_out_of_memory
+from repro.measure.precision import HALF, Widening
 from repro.measure.untouched import (
     WithoutGraph,
     detached,
@@ -196,10 +197,7 @@ class LossCheck:
             again = relative(self._evaluated(*pairs[0]).loss, recorded)
         if together is None or (torch.isfinite(recorded.loss) and again > 1e-6):
             return False
-        # Rounding to half precision changes a loss by more than the faults to be found.
-        with self.context():
-            wide = torch.is_autocast_enabled(self.device.type)
-        wide = wide or any(leaf.dtype in HALF for leaf in floats(together))
+        wide, kind = self._compared_as(together, sample.targets(len(pairs)))
 
         def whole(outputs: Any) -> Evaluated:
             with _fails_as(
@@ -213,7 +211,7 @@ class LossCheck:
 
         def compared(pairs: Sequence[tuple[Any, Any]], together: Any) -> bool:
             parts = [partial(self._evaluated, *pair, wide=wide) for pair in pairs]
-            return self._compare(sample, parts, partial(whole, together), False, wide)
+            return self._compare(sample, parts, partial(whole, together), False, kind)
 
         if sum(float(gradient.abs().sum()) for gradient in whole(together).gradients) > _LEAST:
             return compared(pairs, together)
@@ -226,7 +224,7 @@ class LossCheck:
         """Compare losses, with a graph from the model's outputs to the loss only."""
         parts = [partial(self._with_graph, *part) for part in sample.parts]
         whole = partial(self._with_graph, sample.inputs, sample.targets(len(sample.counts)))
-        return self._compare(sample, parts, whole, True, False)
+        return self._compare(sample, parts, whole, True)
 
     def _compare(
         self,
@@ -234,7 +232,7 @@ class LossCheck:
         evaluate_parts: Sequence[Callable[[], Evaluated]],
         evaluate_whole: Callable[[], Evaluated],
         inside: bool,
-        wide: bool,
+        kind: torch.dtype | None = None,
     ) -> bool:
         parts = [evaluate_part() for evaluate_part in evaluate_parts]
         if not inside and all(part.inside for part in parts):
@@ -246,7 +244,7 @@ class LossCheck:
         factors = [w / sum(weights) if sample.exact else 1.0 for w in weights]
         combined, value, gradient = compare(whole, parts, factors)
         kinds = [whole.loss, *whole.gradients]
-        narrow = self._tolerance(kinds, narrow=True, wide=wide)
+        narrow = self._tolerance(kinds, narrow=True, kind=kind)
         allowed = self._tolerance(kinds) if inside else narrow  # of the very same outputs
         if value <= narrow and gradient <= allowed:
             silent = inside and not any(bool(g.any()) for g in whole.gradients)
@@ -287,7 +285,7 @@ class LossCheck:
         ]
         whole = [(1.0, (sample.inputs, sample.targets(len(sample.counts))))]
         parts = [pair for pair in zip(factors, sample.parts, strict=True) if pair[0] > 0]
-        allowed = max(_BY_PARAMETERS, 2 * self._tolerance((), wide=True))
+        allowed = max(_BY_PARAMETERS, 2 * self._tolerance((), kind=torch.float32))
         apart = partial(gradients_apart, self._loss_in_float32, own)
         try:
             # A state may settle in the first calls.
@@ -430,6 +428,25 @@ class LossCheck:
             there = to_device(outputs, self.device)
             return evaluate(lambda copies: self._loss(copies, targets), there, wide=wide)
 
+    def _compared_as(self, outputs: Any, targets: Any) -> tuple[bool, torch.dtype | None]:
+        """Whether losses are compared without half precision; the dtype that sets the tolerance.
+
+        Rounding to half precision changes a loss by more than the faults to be found. So it is
+        avoided, unless the loss writes into such tensors, or its own kernels need them.
+        """
+        with self.context():
+            half = torch.is_autocast_enabled(self.device.type)
+        half = half or any(leaf.dtype in HALF for leaf in floats(outputs))
+        try:
+            self._evaluated(outputs, targets, wide=True)
+        except RoundingError:
+            return False, torch.bfloat16
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return False, None
+        return True, torch.float32 if half else None
+
     def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
         with torch.enable_grad(), self.context():
             outputs = call_model(self.model, fresh(inputs, self.device))
@@ -438,14 +455,16 @@ class LossCheck:
 
     def _loss_in_float32(self, inputs: Any, targets: Any) -> Tensor:
         with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
-            return self._loss(call_model(self.model, fresh(inputs, self.device)), targets)
+            outputs = call_model(self.model, fresh(inputs, self.device))
+            with Widening():
+                return self._loss(outputs, targets)
 
     def _tolerance(
-        self, tensors: Sequence[Tensor], narrow: bool = False, wide: bool = False
+        self, tensors: Sequence[Tensor], narrow: bool = False, kind: torch.dtype | None = None
     ) -> float:
-        """Tolerance for the tensors' and the model's dtypes; `wide`: for float32."""
-        kinds = {torch.float32}
-        if not wide:
+        """Tolerance for a dtype; without one, for the tensors' and the model's dtypes."""
+        kinds = {kind or torch.float32}
+        if kind is None:
             kinds = {tensor.dtype for tensor in (*tensors, *self.model.parameters())}
             with self.context():
                 if torch.is_autocast_enabled(self.device.type):

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,9 +17,8 @@ from torch.nn.modules import loss as losses
 
 from repro.measure.batches import BatchError, leaves_of, map_leaves, replaced, to_device
 from repro.measure.containers import holds_tensors
-from repro.measure.precision import rounds_to_tf32
+from repro.measure.precision import Widening, rounds_to_tf32, widened
 
-HALF = (torch.float16, torch.bfloat16)
 # Allowed relative difference between two computations of one number. Rounding differs by a few eps
 # (the parts have other shapes, and so other kernels), amplified by the model's depth; the faults
 # that the check looks for change the first or second digit.
@@ -236,6 +235,10 @@ def one_backward() -> Iterator[None]:
 # A loss and its gradient by the outputs
 
 
+class RoundingError(Exception):
+    """A loss of wider outputs is computed in half precision."""
+
+
 @dataclass(frozen=True)
 class Evaluated:
     """A loss, and its gradient by the model's outputs."""
@@ -251,16 +254,18 @@ def evaluate(loss_of: Callable[[Any], Tensor], outputs: Any, *, wide: bool = Fal
     """Compute a loss of outputs without a graph, and its gradient by the outputs.
 
     `loss_of` receives copies of the outputs, which it may change in place; with `wide` outputs of
-    half precision become float32.
+    half precision become float32, and a loss that rounds again is a `RoundingError`.
     """
     with torch.enable_grad():
         leaves = leaves_of(outputs)
         for position, leaf in enumerate(leaves):
             if _is_float(leaf):
-                leaf = leaf.detach().float() if wide and leaf.dtype in HALF else leaf.detach()
-                leaves[position] = leaf.requires_grad_()
+                leaves[position] = (widened(leaf) if wide else leaf).detach().requires_grad_()
         copies = [leaf.clone() if _is_float(leaf) else leaf for leaf in leaves]
-        loss = loss_of(replaced(outputs, copies))
+        with Widening() if wide else nullcontext() as widening:
+            loss = loss_of(replaced(outputs, copies))
+        if widening and widening.rounds:
+            raise RoundingError
         return differentiated(loss, [leaf for leaf in leaves if _is_float(leaf)])
 
 

@@ -1,6 +1,7 @@
 """Losses that chance or memory decides are not refused."""
 
 import itertools
+import math
 import random
 from contextlib import nullcontext
 from functools import partial
@@ -41,7 +42,7 @@ def test_a_random_term_that_comes_rarely_is_no_fault(draw):
 
     def loss(outputs, targets):
         calls.append(DRAWS[draw]())
-        return (outputs - targets).square().mean() + (len(calls) == 4)  # in one part alone
+        return (outputs - targets).square().mean() + (len(calls) == 5)  # in one part alone
 
     with pytest.raises(LossCheckError) if draw == "none" else nullcontext():
         check_of(loss).loss_adds_up(sample())
@@ -68,6 +69,56 @@ def test_a_gradient_of_rounding_errors_alone_is_no_fault_and_hides_none(loss):
     check = LossCheck(model, [model], loss, CPU, nullcontext)
     with nullcontext() if loss is kl else pytest.raises(LossCheckError):
         assert check.loss_adds_up(given)
+
+
+class Similarity(torch.autograd.Function):
+    """A kernel of one's own, for operands of one dtype."""
+
+    @staticmethod
+    def forward(ctx, outputs, prototypes):
+        ctx.save_for_backward(prototypes)
+        return torch.ops.aten.mm(outputs, prototypes.t())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ ctx.saved_tensors[0], None
+
+
+@torch.autocast("cpu", torch.bfloat16)
+def projected(outputs):
+    return F.linear(outputs, torch.eye(3)).float()
+
+
+PROTOTYPES, WEIGHTS = X[:4].bfloat16(), torch.tensor([1, 1.1, 1]).bfloat16()
+RNN = nn.RNN(3, 2, batch_first=True).bfloat16()
+ROUNDING = {  # also where the model and its outputs are of float32
+    "in place": lambda y, t: torch.zeros_like(t).bfloat16().copy_(t).mul_(y).float().mean(),
+    "autocast": lambda y, t: F.mse_loss(projected(y), t.float()),
+    "value": lambda y, t: F.mse_loss(y, t).bfloat16(),
+    "wrong: rounded": lambda y, t: F.cross_entropy(y.half().float(), t.argmax(1), WEIGHTS.float()),
+}
+HALVES = ROUNDING | {
+    "operand": lambda y, t: F.cross_entropy(y @ PROTOTYPES.t(), t.argmax(1)),
+    "function": lambda y, t: F.cross_entropy(Similarity.apply(y, PROTOTYPES), t.argmax(1)),
+    "rnn": lambda y, t: RNN(y.bfloat16()[:, None])[0].mean(),
+    "targets": lambda y, t: F.huber_loss(y, t.bfloat16()),
+    "wrong: weights": lambda y, t: F.cross_entropy(y, t.argmax(1), weight=WEIGHTS),
+    "wrong: pairs": lambda y, t: F.cross_entropy(y @ t.bfloat16().t(), torch.arange(len(t))),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*itertools.product(["bfloat16", "autocast"], HALVES), *(("float32", n) for n in ROUNDING)],
+)
+def test_half_precision_within_a_loss_is_no_fault_and_hides_none(kind, name):
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    context = partial(torch.autocast, "cpu", torch.bfloat16) if kind == "autocast" else nullcontext
+    model, x = nn.Linear(3, 3).to(dtype), X.to(dtype)
+    check = LossCheck(model, [model], HALVES[name], CPU, nullcontext, context)
+    given = Sample.of(read_batch(x, x), (range(3), range(3, 8)), [3.0, 5.0], True)
+    with pytest.raises(LossCheckError, match="no mean") if "wrong" in name else nullcontext():
+        assert check.outputs_add_up(given, math.inf)
 
 
 @pytest.mark.parametrize("used", [False, True])
