@@ -118,8 +118,12 @@ def stated_error(algorithm: str, kernel: Kernel) -> float:
     It is the largest difference over the largest magnitude of the result, for operands of normal
     random numbers: a small element may have a larger relative error. It is stated for float32;
     other data types and TF32 round more coarsely or finely, by the ratio of their precisions.
+    What is staged rounds to 16 bits once, at the end.
     """
     backend, bare_name = find(algorithm)
+    if kernel.torch_dtype.itemsize < 4 and backend.name in ("torch", "nnpack"):
+        if algorithm != NATIVE:
+            return backend.error(bare_name, kernel) + torch.finfo(kernel.torch_dtype).eps
     precision = 2**-11 if kernel.math == "tf32" else torch.finfo(kernel.torch_dtype).eps
     return backend.error(bare_name, kernel) * max(precision / 2**-23, 2**-29)
 
@@ -139,16 +143,23 @@ def summing_bytes(kernel: Kernel) -> int:
     return buffers * aligned(4 * math.prod(kernel.conv.weight_shape))
 
 
-def run(algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
+def run(
+    algorithm: str,
+    kernel: Kernel,
+    operands: Operands,
+    workspace: Tensor,
+    bias: Tensor | None = None,
+) -> None:
     """Compute one micro-batch of a kernel by an algorithm.
 
     It allocates at most the listed bytes beyond `given_bytes`, and nothing waits for the device.
     Operands are in the order of `Kernel.shapes`, contiguous in the kernel's layout. The result of
     ``forward`` and ``backward_data`` is overwritten; a ``backward_filter`` is added to it, so that
-    micro-batches accumulate. The workspace has at least `given_bytes`, aligned.
+    micro-batches accumulate. The workspace has at least `given_bytes`, aligned. `bias`, of shape
+    (K,), is added to a forward pass.
     """
     backend, bare_name = find(algorithm)
-    backend.run(bare_name, kernel, operands, workspace)
+    backend.run(bare_name, kernel, operands, workspace, bias)
 
 
 def permitted(algorithm: str, kernel: Kernel) -> bool:
@@ -187,9 +198,7 @@ def run_division(
             total += out
             out.zero_()
         part = kernel.piece((first, second, out), start, size)
-        run(algorithm, kernel, part, workspace)
-        if bias is not None:
-            part[2].add_(bias.view(-1, 1, 1))
+        run(algorithm, kernel, part, workspace, bias)
         start += size
     if total is not out:
         out.copy_(total.add_(out))

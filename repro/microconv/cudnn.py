@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from repro.microconv.kernels import Backend, Kernel, Operands, aligned
+from repro.microconv.staging import add_bias
 
 # Number 4 of the filter gradient, WINOGRAD, is declared in cuDNN's header but does not exist.
 _NAMES = {
@@ -93,7 +94,12 @@ class CuDNNBackend(Backend):
         return listed
 
     def run(
-        self, algorithm: str, kernel: Kernel, operands: Operands, workspace: torch.Tensor
+        self,
+        algorithm: str,
+        kernel: Kernel,
+        operands: Operands,
+        workspace: torch.Tensor,
+        bias: torch.Tensor | None = None,
     ) -> None:
         first, second, out = operands
         *inputs, result, conv = _descriptors(kernel, len(first), self.half)
@@ -123,6 +129,7 @@ class CuDNNBackend(Backend):
             if status == _COMPILATION_FAILED or status in _NOT_SUPPORTED:
                 raise UnsupportedError(message)
             raise RuntimeError(message)
+        add_bias(out, bias)
 
 
 def deterministic() -> bool:

@@ -201,7 +201,14 @@ class Backend(Protocol):
         """Bytes of the listed workspace that the caller gives; the library allocates the rest."""
         return dict(self.algorithms(kernel, b))[algorithm]
 
-    def run(self, algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
+    def run(
+        self,
+        algorithm: str,
+        kernel: Kernel,
+        operands: Operands,
+        workspace: Tensor,
+        bias: Tensor | None = None,
+    ) -> None:
         """Compute a micro-batch; see `backends.run`."""
 
 

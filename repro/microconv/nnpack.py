@@ -61,8 +61,15 @@ class NNPACKBackend(Backend):
                 listed.append((name, ours + aligned(size.value)))
         return listed
 
-    def run(self, algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
-        staging.run(kernel, operands, workspace, partial(_run, algorithm))
+    def run(
+        self,
+        algorithm: str,
+        kernel: Kernel,
+        operands: Operands,
+        workspace: Tensor,
+        bias: Tensor | None = None,
+    ) -> None:
+        staging.run(kernel, operands, workspace, partial(_run, algorithm), bias)
 
 
 def _run(algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:

@@ -50,14 +50,17 @@ def run(
     operands: Operands,
     workspace: Tensor,
     compute: Callable[[Kernel, Operands, Tensor], None],
+    bias: Tensor | None,
 ) -> None:
     """Compute a kernel group by group, or at once if it need not be staged.
 
     The workspace's first `nbytes` are for staging; `compute` gets the kernel of a group, its
-    operands and the rest. A filter gradient accumulates in its own precision.
+    operands and the rest. A filter gradient accumulates in its own precision; a bias is added
+    before the result is rounded.
     """
     if not is_staged(kernel):
         compute(kernel, operands, workspace)
+        add_bias(operands[2], bias)
         return
     one, made = of_one_group(kernel), _buffers(kernel, len(operands[0]))
     first, second, out = carve(workspace, made).values()
@@ -73,4 +76,12 @@ def run(
         if kernel.kind == "backward_filter":
             out.copy_(pieces[2])  # the sum over earlier micro-batches
         compute(one, (first, second, out), rest)
+        if bias is not None:
+            add_bias(out, bias.view(kernel.conv.groups, -1)[group])
         pieces[2].copy_(out)
+
+
+def add_bias(out: Tensor, bias: Tensor | None) -> None:
+    """Add a bias of shape (K,) to images (N, K, H, W) in place."""
+    if bias is not None:
+        out.add_(bias.view(-1, 1, 1))

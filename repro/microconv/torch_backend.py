@@ -70,10 +70,17 @@ class TorchBackend(Backend):
         """Bytes of an algorithm's buffers; 0 for ``native``."""
         return 0 if algorithm == "native" else _bytes(algorithm, kernel, b)
 
-    def run(self, algorithm: str, kernel: Kernel, operands: Operands, workspace: Tensor) -> None:
+    def run(
+        self,
+        algorithm: str,
+        kernel: Kernel,
+        operands: Operands,
+        workspace: Tensor,
+        bias: Tensor | None = None,
+    ) -> None:
         first, second, out = operands
         if algorithm == "native":
-            result = native(kernel, first, second, like=out)
+            result = native(kernel, first, second, bias, like=out)
             if kernel.kind == "backward_filter":
                 out += result
             else:
@@ -86,7 +93,7 @@ class TorchBackend(Backend):
             with precision(one):  # it multiplies matrices, which have a separate setting
                 written.run(one, *operands, buffers)
 
-        staging.run(kernel, operands, workspace, compute)
+        staging.run(kernel, operands, workspace, compute, bias)
 
 
 @cache

@@ -217,6 +217,20 @@ def test_a_division_equals_the_whole(kind, family):
         assert relative_error(out, expected) <= stated, (parts, kernel)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_bias_of_16_bits_is_added_before_rounding(dtype, groups):
+    kernel = Kernel("forward", Convolution(8, 9, 9, 4, (3, 3), groups=groups), dtype)
+    first, second, out = kernel.tensors(3)
+    first, second = 128 + first, second.abs()
+    bias = -128 * second.sum((1, 2, 3))  # centres pixels of 0 to 255
+    expected = reference(kernel, first, second) + bias.double().view(-1, 1, 1)
+    for algorithm, need in listing(kernel, 3):
+        workspace = torch.empty(need, dtype=torch.uint8)
+        run_division([(3, algorithm)], kernel, first, second, out, workspace, bias)
+        assert relative_error(out, expected) <= torch.finfo(out.dtype).eps, algorithm
+
+
 def test_products_are_unrounded_whatever_is_set_for_others(monkeypatch):
     seen, matmul = [], torch.backends.mkldnn.matmul
     monkeypatch.setattr(torch_backend.Im2col, "run", lambda *_: seen.append(matmul.fp32_precision))

@@ -38,7 +38,7 @@ class Invented(Backend):
     def given_bytes(self, algorithm, kernel, b):
         return 0 if self.name == "torch" else self.known[algorithm][1](b)
 
-    def run(self, algorithm, kernel, operands, workspace):
+    def run(self, algorithm, kernel, operands, workspace, bias=None):
         first, _, out = operands
         b, start = len(first), first.storage_offset() // max(1, first[0].numel())
         size = workspace.numel()
