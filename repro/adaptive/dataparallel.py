@@ -44,7 +44,7 @@ from repro.measure.batches import (
 )
 from repro.measure.checks import choice, whole
 from repro.measure.loss_parts import LossCheckError, connected, leaves_of_graph, one_backward
-from repro.measure.precision import without_autocast
+from repro.measure.precision import warn_of_sums, without_autocast
 from repro.measure.untouched import bits, stored
 
 LossFunction = Callable[..., Tensor]
@@ -349,6 +349,7 @@ class DataParallel:
             # A process without a share takes part with a gradient of zero.
             piece = batch.slice(a, max(b, 1))
             losses.append(self._pass(*piece, part * self.processes, number == len(pieces) - 1))
+        warn_of_sums(self.model.parameters(), len(pieces), stacklevel=4)
         if self._allreduce is not None:
             averaged = self._allreduce.end()  # not those of layers that the last piece leaves out
             trained = {p: name for p, name in self._names.items() if p.requires_grad}

@@ -30,7 +30,8 @@ from repro.measure.batches import (
     to_device,
 )
 from repro.measure.checks import is_whole
-from repro.measure.loss_parts import LossCheckError, joined, known_loss
+from repro.measure.loss_parts import LossCheckError, known_loss
+from repro.measure.outputs import joined
 from repro.measure.precision import widened
 from repro.measure.telling import Novelty, telling_samples
 from repro.measure.untouched import WithoutGraph, detached, modules_in, seed_all, untouched

@@ -300,6 +300,7 @@ class Worker:
     def _gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Compute the gradients of a mini-batch; return its mean loss, ()."""
         who = "loss_fn" if self.recipe.passes_fn is None else "what passes_fn made"
+        torch.clear_autocast_cache()  # of a caller's autocast, with weights from before the step
         loss = self._passes(inputs, targets)
         if isinstance(loss, float):
             loss = torch.tensor(loss, device=self.recipe.device)

@@ -26,7 +26,8 @@ from repro.measure.batches import (
     split_by,
 )
 from repro.measure.containers import holds_tensors
-from repro.measure.loss_parts import KnownLoss, joined
+from repro.measure.loss_parts import KnownLoss
+from repro.measure.outputs import joined
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import EmptyBatchError, SplitFunction, call_model, leaves_of
 from repro.measure.checks import choice, is_whole
 from repro.measure.loss_parts import connected, leaves_of_graph, one_backward
+from repro.measure.precision import warn_of_sums
 from repro.measure.untouched import generator_state, modules_in, random_numbers, uncached
 
 
@@ -198,7 +199,8 @@ class MicroBatchStreamer:
         Raises:
             LossCheckError, MixedSamplesError: The micro-batches' losses do not add up to the
                 loss, or the model's outputs depend on how the mini-batch is divided.
-            NonFiniteLossError: The loss is infinite or NaN, here or in another process.
+            NonFiniteLossError: The loss is infinite or NaN, here or in another process. With an
+                enabled `scaler`, whose `step` then skips the update, it is returned.
             NondeterministicModelError: What is computed twice cannot be repeated.
             MicroBatchError: The mini-batch, the loss or a hook cannot be used; base class of all
                 errors above.
@@ -231,6 +233,7 @@ class MicroBatchStreamer:
         self._hooks.on_parameters(touched)
         if len(totals.sizes) > 1:
             self._verification.warn()
+        warn_of_sums(touched, len(totals.sizes), stacklevel=3)
         return totals.result(self._weighing.divisor(totals.weight), self._retries.count)
 
     def _check_form(self, in_pieces: bool, weighed: bool) -> None:
@@ -354,8 +357,9 @@ class MicroBatchStreamer:
     def _run_pieces(self, pieces: Iterator[Piece]) -> tuple[Totals, list[nn.Parameter]]:
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             totals = self._retries.together(partial(self._each_piece, pieces, updates))
-            # The total weight is known only now: the gradients so far are sums.
-            self._ledger.divide(self._weighing.shared_divisor(totals.weight, self._processes))
+            # The total weight is known only now.
+            divisor = self._weighing.shared_divisor(totals.weight, self._processes)
+            self._ledger.divide(divisor / totals.divided)
             self._finish(totals, updates)
             return totals, self._ledger.touched()
 
@@ -367,7 +371,9 @@ class MicroBatchStreamer:
             updates.moments = moments  # without those of a check
             plan = self._weighing.plan(piece, size)
             self._verification.state_due = len(plan.bounds) > 1 or bool(totals.sizes)
-            totals += self._accumulate(plan, 1.0)
+            if not totals.sizes:  # sums over all samples would overflow in half precision
+                totals.divided = self._weighing.divisor(sum(plan.weights)) or 1.0
+            totals += self._accumulate(plan, totals.divided)
             del piece, plan  # before the next piece is made
         if not totals.sizes:
             raise EmptyBatchError("the iterator yielded no piece; give at least one sample")
@@ -404,8 +410,8 @@ class MicroBatchStreamer:
         loss = totals.loss
         if totals.weight == 0 and not self._processes.several:
             loss = loss * torch.nan  # no weight at all: 0 / 0, as for the whole mini-batch
-        of_all = float(self._processes.sum(loss))
-        if math.isfinite(of_all):
+        of_all, scaler = float(self._processes.sum(loss)), self._precision.scaler
+        if math.isfinite(of_all) or (totals.weight and scaler is not None and scaler.is_enabled()):
             return
         others = math.isfinite(float(loss))
         where = "of another process" if others else f"of {sum(totals.sizes)} samples"

@@ -58,6 +58,7 @@ def run_two_passes(
     the second pass has other outputs, a `NondeterministicModelError` is raised.
     """
     precision, ledger = setting.precision, setting.ledger
+    kinds = {precision.dtype, *(p.dtype for p in ledger.parameters)}
     # First pass: all outputs, without a graph.
     buffers = ledger.buffers.copies()
     states: list[Callable[[], None]] = []
@@ -76,7 +77,7 @@ def run_two_passes(
             with explained(bound, plan.bounds[-1][1]):
                 outputs.append(own_memory(forward(call, again), inputs))
             forward_ended()
-            sketches.append(_sketch(outputs[-1], precision.dtype))
+            sketches.append(_sketch(outputs[-1], kinds))
     # The second pass updates buffers and moments.
     ledger.buffers.write(buffers)
     updates.moments.clear()
@@ -106,7 +107,7 @@ def run_two_passes(
         states[index]()  # so that dropout repeats
         with precision.forward():
             again = call_model(setting.module, inputs)
-        differences += _differences(sketches[index], _sketch(again, precision.dtype))
+        differences += _differences(sketches[index], _sketch(again, kinds))
         pairs = [
             (leaf, gradient[slice(*plan.bounds[index])])
             for leaf, gradient in zip(leaves_of(again), gradients, strict=True)
@@ -138,7 +139,7 @@ _Sketch = tuple[torch.Tensor, torch.Tensor]  # projection of each sample; the di
 
 
 @torch.no_grad()
-def _sketch(outputs: Any, autocast: torch.dtype | None) -> list[_Sketch]:
+def _sketch(outputs: Any, kinds: set[torch.dtype | None]) -> list[_Sketch]:
     sketches = []
     for leaf in leaves_of(outputs):
         tensor = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
@@ -148,7 +149,7 @@ def _sketch(outputs: Any, autocast: torch.dtype | None) -> list[_Sketch]:
         rows = value.reshape(len(value), -1).to(torch.promote_types(value.dtype, torch.float32))
         generator = torch.Generator(rows.device).manual_seed(rows.shape[1])
         signs = torch.empty_like(rows[0]).normal_(generator=generator)
-        tolerance = max(_TOLERANCE.get(kind, 1e-9) for kind in (leaf.dtype, autocast))
+        tolerance = max(_TOLERANCE.get(kind, 1e-9) for kind in {leaf.dtype, *kinds})
         allowed = rows.norm(dim=1) * tolerance + torch.finfo(rows.dtype).tiny
         sketches.append(((rows * signs).sum(1), allowed))
     return sketches

@@ -33,6 +33,7 @@ class Totals:
     loss: Any = 0.0  # weighted, but not yet divided
     weight: float = 0.0
     sizes: tuple[int, ...] = ()  # samples of each micro-batch
+    divided: float = 1.0  # by which gradients are divided already
 
     def add(self, loss: torch.Tensor, weight: float) -> None:
         """Add a detached loss times its weight."""
@@ -41,7 +42,8 @@ class Totals:
         self.loss, self.weight = self.loss + term, self.weight + weight
 
     def __add__(self, other: "Totals") -> "Totals":
-        return Totals(self.loss + other.loss, self.weight + other.weight, self.sizes + other.sizes)
+        loss, weight = self.loss + other.loss, self.weight + other.weight
+        return Totals(loss, weight, self.sizes + other.sizes, self.divided)
 
     def result(self, divisor: float, retries: int) -> StreamResult:
         """Return the sums as the mini-batch's result."""

@@ -23,30 +23,34 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from repro.measure import accelerator
 from repro.measure.batches import Sample, call_model, leaves_of, map_leaves, to_device
-from repro.measure.containers import BatchError, holds_tensors
+from repro.measure.containers import holds_tensors
 from repro.measure.loss_parts import (
+    OFF,
     Evaluated,
     LossCheckError,
     MixedSamplesError,
-    RoundingError,
     alike,
-    can_be_joined,
     compare,
     difference,
     differentiated,
     evaluate,
-    floats,
-    fresh,
+    fails_as,
     gradients_apart,
-    joined,
-    near,
+    mixed,
     relative,
-    rows_of_part,
-    some_as_long,
     tolerance,
 )
 from repro.measure.memory import is_out_of_memory
-from repro.measure.precision import HALF, Widening
+from repro.measure.outputs import (
+    can_be_joined,
+    floats,
+    fresh,
+    joined,
+    near,
+    rows_of_part,
+    some_as_long,
+)
+from repro.measure.precision import HALF, Widening, rounds, widened
 from repro.measure.untouched import (
     WithoutGraph,
     detached,
@@ -59,7 +63,6 @@ from repro.measure.untouched import (
 _BY_PARAMETERS = 1e-2  # allowed relative difference; the faults to be found are larger
 _LEAST = 1e-4  # sum of a gradient's absolute values; smaller ones may be rounding errors
 _REPEATS = 8  # of what draws random numbers, to see whether it uses them
-_OFF = "check='off' computes it all the same"
 
 
 @dataclass(eq=False)
@@ -79,13 +82,14 @@ class LossCheck:
     undone: Callable[[], AbstractContextManager[Any]]  # restores buffers and random numbers
     context: Callable[[], AbstractContextManager[Any]] = nullcontext  # of a forward pass
     advice: tuple[str, str] = ("", "")  # for any loss; for one that the model computes
-    off: str = _OFF  # what computes it unchecked
+    off: str = OFF  # what computes it unchecked
     named: str = "; name it in shared="  # what tells of a tensor that belongs to all samples
     multiplied_by: Sequence[Any] = ("matmul", "conv")  # see `tolerance`
     # Whether two passes of the same samples, buffers and random numbers differed, and whether
-    # an output has as many rows for a part as for several.
+    # an output has as many rows for a part as for several; whether the model rounds to half.
     hidden_state: bool = field(default=False, init=False)
     fixed_rows: bool = field(default=False, init=False)
+    in_half: bool | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # The uncompiled module: other shapes and evaluation mode would compile it twice more.
@@ -188,8 +192,7 @@ class LossCheck:
             pairs.append((to_device(outputs, torch.device("cpu")), targets))
         if recorded is None or len(pairs) < 2:
             return False
-        counts, number = sample.counts[: len(pairs)], sum(sample.counts[: len(pairs)])
-        rows = None if sample.inputs is None else counts  # else samples may have several
+        rows = None if sample.inputs is None else sample.counts  # else samples may have several
         together = joined([outputs for outputs, _ in pairs], rows)
         with warnings.catch_warnings():  # of shapes that do not fit
             warnings.simplefilter("ignore")
@@ -197,34 +200,50 @@ class LossCheck:
             again = relative(self._evaluated(*pairs[0]).loss, recorded)
         if together is None or (torch.isfinite(recorded.loss) and again > 1e-6):
             return False
-        wide, kind = self._compared_as(together, sample.targets(len(pairs)))
+        kinds = {leaf.dtype for leaf in floats(together)} | self._autocast()
+        # Rounding to half precision changes a loss by more than the faults to be found.
+        wide = {torch.float32 if kind in HALF else kind for kind in kinds}
+        try:
+            return self._compare_joined(sample, pairs, together, wide, True)
+        except LossCheckError:
+            half = self._half_within(together, sample.targets(len(pairs)))
+            if half is None:
+                raise
+            return self._compare_joined(sample, pairs, together, kinds | half, False)
+
+    def _compare_joined(
+        self, sample: Sample, pairs: Any, together: Any, kinds: set[torch.dtype], wide: bool
+    ) -> bool:
+        counts, rows = sample.counts[: len(pairs)], None if sample.inputs is None else sample.counts
 
         def whole(outputs: Any) -> Evaluated:
-            with _fails_as(
+            with fails_as(
                 LossCheckError,
-                f"the loss can be computed over {counts[0]} samples, but not over {number}: the "
-                f"model returned, or the loss was given, something that belongs to the whole "
+                f"the loss can be computed over {counts[0]} samples, but not over {sum(counts)}: "
+                f"the model returned, or the loss was given, something that belongs to the whole "
                 f"mini-batch and was divided{self.named}",
                 self.off,
             ):
                 return self._evaluated(outputs, sample.targets(len(pairs)), wide)
 
-        def compared(pairs: Sequence[tuple[Any, Any]], together: Any) -> bool:
-            parts = [partial(self._evaluated, *pair, wide=wide) for pair in pairs]
-            return self._compare(sample, parts, partial(whole, together), False, kind)
-
-        if sum(float(gradient.abs().sum()) for gradient in whole(together).gradients) > _LEAST:
-            return compared(pairs, together)
-        # Rounding errors alone, as of a student that is its teacher's copy: compare near by.
-        moved = near([outputs for outputs, _ in pairs])
-        beside = [(outputs, targets) for outputs, (_, targets) in zip(moved, pairs, strict=True)]
-        return compared(beside, joined(moved, rows))
+        if not sum(float(g.abs().sum()) for g in whole(together).gradients) > _LEAST:
+            # Rounding errors alone, as of a student that is its teacher's copy: compare near by.
+            moved = near([outputs for outputs, _ in pairs])
+            pairs = [(outputs, targets) for outputs, (_, targets) in zip(moved, pairs, strict=True)]
+            together = joined(moved, rows)
+        parts = [partial(self._evaluated, outputs, given, wide) for outputs, given in pairs]
+        return self._compare(sample, parts, partial(whole, together), False, kinds)
 
     def _compare_inside(self, sample: Sample) -> bool:
         """Compare losses, with a graph from the model's outputs to the loss only."""
         parts = [partial(self._with_graph, *part) for part in sample.parts]
         whole = partial(self._with_graph, sample.inputs, sample.targets(len(sample.counts)))
-        return self._compare(sample, parts, whole, True)
+        try:
+            return self._compare(sample, parts, whole, True)
+        except LossCheckError:
+            if not self._computes_in_half(sample.inputs):
+                raise
+            return self._compare(sample, parts, whole, True, {torch.bfloat16})
 
     def _compare(
         self,
@@ -232,7 +251,7 @@ class LossCheck:
         evaluate_parts: Sequence[Callable[[], Evaluated]],
         evaluate_whole: Callable[[], Evaluated],
         inside: bool,
-        kind: torch.dtype | None = None,
+        kinds: set[torch.dtype] | None = None,
     ) -> bool:
         parts = [evaluate_part() for evaluate_part in evaluate_parts]
         if not inside and all(part.inside for part in parts):
@@ -243,9 +262,9 @@ class LossCheck:
         weights = sample.weights[: len(parts)]
         factors = [w / sum(weights) if sample.exact else 1.0 for w in weights]
         combined, value, gradient = compare(whole, parts, factors)
-        kinds = [whole.loss, *whole.gradients]
-        narrow = self._tolerance(kinds, narrow=True, kind=kind)
-        allowed = self._tolerance(kinds) if inside else narrow  # of the very same outputs
+        narrow = self._tolerance(whole.gradients, narrow=True, kinds=kinds)
+        # Of the very same outputs, or not.
+        allowed = self._tolerance(whole.gradients, kinds=kinds) if inside else narrow
         if value <= narrow and gradient <= allowed:
             silent = inside and not any(bool(g.any()) for g in whole.gradients)
             return not silent or self._compare_by_parameters(sample, factors)
@@ -279,18 +298,18 @@ class LossCheck:
         with hooks or with sparse gradients. Where that fails, as behind a reentrant checkpoint,
         values alone were compared: returns `otherwise`.
         """
-        every = nn.ModuleList(self.modules).parameters()
+        every = [*nn.ModuleList(self.modules).parameters()]
         own = [
             p for p in every if p.requires_grad and not p._backward_hooks and p.dtype not in HALF
         ]
         whole = [(1.0, (sample.inputs, sample.targets(len(sample.counts))))]
         parts = [pair for pair in zip(factors, sample.parts, strict=True) if pair[0] > 0]
-        allowed = max(_BY_PARAMETERS, 2 * self._tolerance((), kind=torch.float32))
+        allowed = max(_BY_PARAMETERS, 2 * self._tolerance((), kinds=[torch.float32]))
         apart = partial(gradients_apart, self._loss_in_float32, own)
         try:
             # A state may settle in the first calls.
-            if not own:
-                return otherwise
+            if not own:  # at least one of half precision, if any
+                return otherwise and not any(p.requires_grad and p.dtype in HALF for p in every)
             if any(not apart(whole, parts) > allowed for _ in range(2)):
                 return True
             if max(apart(whole, whole), apart(parts, parts)) > allowed:
@@ -325,7 +344,7 @@ class LossCheck:
                 f"the loss reads a tensor that the model's forward pass leaves elsewhere than in "
                 f"its outputs, such as in an attribute or a hook's list. In two passes that tensor "
                 f"has no gradient, and is the last micro-batch's. Let forward return it, with a "
-                f"row for each sample. {_OFF}"
+                f"row for each sample. {OFF}"
             )
         return True
 
@@ -352,7 +371,7 @@ class LossCheck:
             # Samples may have an order, such as that of falling lengths.
             groups = list(range(sample.counts[0])), list(range(sample.counts[0], total))
             ordered = Sample.of(sample.batch, groups, sample.weights, sample.exact)
-            with _fails_as(
+            with fails_as(
                 MixedSamplesError,
                 f"the model can be called with {count} samples, but not with {total}: something "
                 f"was divided that belongs to the whole mini-batch, because its first dimension is "
@@ -362,7 +381,7 @@ class LossCheck:
             return self._compare_alone(ordered)
         self.fixed_rows, whole = some_as_long(own, together), last(together)
         off = difference(whole, last(self._apart(sample.twice)))
-        allowed = self._tolerance(whole)
+        allowed = self._allowed(off, whole, sample.inputs)
         if off is None or off <= allowed:
             return True
         with self.undone():
@@ -374,7 +393,7 @@ class LossCheck:
         if any(other is None or other > allowed for other in again):
             self.hidden_state = True
             return False
-        raise _mixed(off, count)
+        raise mixed(off, count)
 
     def _compare_alone(self, sample: Sample) -> bool:
         """Refuse a model that computes other outputs for a part alone than in the whole."""
@@ -382,11 +401,12 @@ class LossCheck:
         for (inputs, _), count in zip(sample.parts, sample.counts, strict=True):
             own = floats(self._apart(inputs))
             ours, theirs = rows_of_part(own, whole, start, count, total)
-            off, allowed, start = difference(ours, theirs), self._tolerance(theirs), start + count
+            off, start = difference(ours, theirs), start + count
+            allowed = self._allowed(off, theirs, sample.inputs)
             if off is not None and off > allowed:
                 if any(self._draws(sample.inputs, allowed) for _ in range(_REPEATS)):
                     return False  # other numbers for another number of samples
-                raise _mixed(off, count)
+                raise mixed(off, count)
         return True
 
     def _draws(self, inputs: Any, allowed: float) -> bool:
@@ -426,26 +446,27 @@ class LossCheck:
         wider = torch.autocast(self.device.type, enabled=False) if wide else self.context()
         with wider:
             there = to_device(outputs, self.device)
+            targets = map_leaves(widened, targets) if wide else targets
             return evaluate(lambda copies: self._loss(copies, targets), there, wide=wide)
 
-    def _compared_as(self, outputs: Any, targets: Any) -> tuple[bool, torch.dtype | None]:
-        """Whether losses are compared without half precision; the dtype that sets the tolerance.
+    def _half_within(self, outputs: Any, targets: Any) -> set[torch.dtype] | None:
+        """The half precision that a loss rounds to of itself; None if it can do without any."""
+        for wide in (True, False):
+            try:
+                rounding = rounds(partial(self._evaluated, outputs, targets, wide))
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                continue  # kernels of its own may need their dtypes
+            return {torch.bfloat16} if rounding else None if wide else set()
+        return None
 
-        Rounding to half precision changes a loss by more than the faults to be found. So it is
-        avoided, unless the loss writes into such tensors, or its own kernels need them.
-        """
-        with self.context():
-            half = torch.is_autocast_enabled(self.device.type)
-        half = half or any(leaf.dtype in HALF for leaf in floats(outputs))
-        try:
-            self._evaluated(outputs, targets, wide=True)
-        except RoundingError:
-            return False, torch.bfloat16
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            return False, None
-        return True, torch.float32 if half else None
+    def _computes_in_half(self, inputs: Any) -> bool:
+        """Whether the model itself rounds to half precision, as inside autocast."""
+        if self.in_half is None:
+            with self.undone():
+                self.in_half = rounds(partial(self._forward, inputs))
+        return self.in_half
 
     def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
         with torch.enable_grad(), self.context():
@@ -459,37 +480,20 @@ class LossCheck:
             with Widening():
                 return self._loss(outputs, targets)
 
-    def _tolerance(
-        self, tensors: Sequence[Tensor], narrow: bool = False, kind: torch.dtype | None = None
-    ) -> float:
-        """Tolerance for a dtype; without one, for the tensors' and the model's dtypes."""
-        kinds = {kind or torch.float32}
-        if kind is None:
-            kinds = {tensor.dtype for tensor in (*tensors, *self.model.parameters())}
-            with self.context():
-                if torch.is_autocast_enabled(self.device.type):
-                    kinds.add(torch.get_autocast_dtype(self.device.type))
+    def _tolerance(self, tensors: Any, narrow: bool = False, kinds: Any = None) -> float:
+        """Tolerance for dtypes; if none are given, for those of the tensors and of the model."""
+        if kinds is None:
+            kinds = {x.dtype for x in (*tensors, *self.model.parameters())} | self._autocast()
         return tolerance(kinds, self.device, narrow=narrow, multiplied_by=self.multiplied_by)
 
+    def _autocast(self) -> set[torch.dtype]:
+        kind = self.device.type
+        with self.context():
+            return {torch.get_autocast_dtype(kind)} if torch.is_autocast_enabled(kind) else set()
 
-@contextmanager
-def _fails_as(kind: type[BatchError], why: str, off: str = _OFF) -> Iterator[None]:
-    """Raise an error of this kind for one of the model or the loss, but for lack of memory."""
-    try:
-        yield
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        raise kind(f"{why} ({error}). {off}") from error
-
-
-def _mixed(off: float, count: int) -> MixedSamplesError:
-    return MixedSamplesError(
-        f"what the model returns for a sample depends on the other samples beside it, or on their "
-        f"number (by {100 * off:.2g} % for {count} samples), and a part of the mini-batch has only "
-        f"its own. Name in shared= what belongs to the whole mini-batch, give samples first "
-        f"(batch_first=True of torch's recurrent layers and transformers), or let the model "
-        f"treat samples one by one. If it is to compare them, return embeddings, one row for "
-        f"each sample, and compare them in loss_fn, which is checked. If it is a normalisation "
-        f"by the batch that may be one by the part, as BatchNorm's is, {_OFF}"
-    )
+    def _allowed(self, off: float | None, outputs: Sequence[Tensor], inputs: Any) -> float:
+        """Tolerance for outputs that differ, with half precision inside the model."""
+        allowed = self._tolerance(outputs)
+        if off is None or off <= allowed or not self._computes_in_half(inputs):
+            return allowed
+        return max(allowed, self._tolerance((), kinds={torch.bfloat16}))

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import _reduction
 from torch.nn.modules import loss as losses
 
-from repro.measure.batches import BatchError, leaves_of, map_leaves, replaced, to_device
-from repro.measure.containers import holds_tensors
+from repro.measure.batches import BatchError, leaves_of, replaced
+from repro.measure.memory import is_out_of_memory
+from repro.measure.outputs import is_float
 from repro.measure.precision import Widening, rounds_to_tf32, widened
 
 # Allowed relative difference between two computations of one number. Rounding differs by a few eps
@@ -30,6 +31,9 @@ _TF32 = 1e-2
 _FILLED = 1e4  # least size of a mask's values; of half precision they are at most 65504
 # For losses of the very same outputs, or for values alone, which are sums of many terms.
 _NARROW = _TOLERANCE | {torch.float32: 2e-4, torch.complex64: 2e-4}
+
+
+OFF = "check='off' computes it all the same"
 
 
 class LossCheckError(BatchError):
@@ -235,10 +239,6 @@ def one_backward() -> Iterator[None]:
 # A loss and its gradient by the outputs
 
 
-class RoundingError(Exception):
-    """A loss of wider outputs is computed in half precision."""
-
-
 @dataclass(frozen=True)
 class Evaluated:
     """A loss, and its gradient by the model's outputs."""
@@ -254,19 +254,17 @@ def evaluate(loss_of: Callable[[Any], Tensor], outputs: Any, *, wide: bool = Fal
     """Compute a loss of outputs without a graph, and its gradient by the outputs.
 
     `loss_of` receives copies of the outputs, which it may change in place; with `wide` outputs of
-    half precision become float32, and a loss that rounds again is a `RoundingError`.
+    half precision become float32, and so does what is computed.
     """
     with torch.enable_grad():
         leaves = leaves_of(outputs)
         for position, leaf in enumerate(leaves):
-            if _is_float(leaf):
+            if is_float(leaf):
                 leaves[position] = (widened(leaf) if wide else leaf).detach().requires_grad_()
-        copies = [leaf.clone() if _is_float(leaf) else leaf for leaf in leaves]
-        with Widening() if wide else nullcontext() as widening:
+        copies = [leaf.clone() if is_float(leaf) else leaf for leaf in leaves]
+        with Widening() if wide else nullcontext():
             loss = loss_of(replaced(outputs, copies))
-        if widening and widening.rounds:
-            raise RoundingError
-        return differentiated(loss, [leaf for leaf in leaves if _is_float(leaf)])
+        return differentiated(loss, [leaf for leaf in leaves if is_float(leaf)])
 
 
 def differentiated(loss: Tensor, wanted: list[Tensor]) -> Evaluated:
@@ -398,93 +396,28 @@ def alike(firsts: list[Evaluated], again: list[Evaluated], narrow: float, allowe
     )
 
 
-# Structures of outputs
+# Errors
 
 
-def _is_float(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+@contextmanager
+def fails_as(kind: type[BatchError], why: str, off: str = OFF) -> Iterator[None]:
+    """Raise an error of this kind for one of the model or the loss, but for lack of memory."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise kind(f"{why} ({error}). {off}") from error
 
 
-def floats(tree: Any) -> list[Tensor]:
-    """A structure's floating-point and complex tensors with dimensions."""
-    return [leaf for leaf in leaves_of(tree) if _is_float(leaf) and leaf.dim() > 0]
-
-
-def some_as_long(part: Any, whole: Any) -> bool:
-    """Whether an output has as many rows for a part as for the whole: they belong to no sample."""
-    ours, theirs = (
-        [leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor) and leaf.dim() > 0]
-        for tree in (part, whole)
+def mixed(off: float, count: int) -> MixedSamplesError:
+    """The error of outputs of `count` samples that differ by a share of their norm."""
+    return MixedSamplesError(
+        f"what the model returns for a sample depends on the other samples beside it, or on their "
+        f"number (by {100 * off:.2g} % for {count} samples), and a part of the mini-batch has only "
+        f"its own. Name in shared= what belongs to the whole mini-batch, give samples first "
+        f"(batch_first=True of torch's recurrent layers and transformers), or let the model "
+        f"treat samples one by one. If it is to compare them, return embeddings, one row for "
+        f"each sample, and compare them in loss_fn, which is checked. If it is a normalisation "
+        f"by the batch that may be one by the part, as BatchNorm's is, {OFF}"
     )
-    same = len(ours) == len(theirs)
-    return same and any(len(a) == len(b) for a, b in zip(ours, theirs, strict=True))
-
-
-def can_be_joined(leaf: Any) -> bool:
-    """Whether an output can be concatenated with those of other parts."""
-    if isinstance(leaf, Tensor):
-        return leaf.layout == torch.strided and not leaf.is_nested
-    # A number may be that of the part's samples.
-    return type(leaf) not in (int, float) and not holds_tensors(leaf, 3)
-
-
-def joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
-    """The parts' outputs, of `counts` samples if given, concatenated; None if shapes do not fit."""
-    every = [leaves_of(output) for output in outputs]
-    if len({len(leaves) for leaves in every}) != 1:
-        return None
-    together: list[Any] = []
-    for column in zip(*every, strict=True):
-        numbers = {x if isinstance(x, int | float) else None for x in column}
-        if len(numbers) > 1 or len({isinstance(x, Tensor) for x in column}) > 1:
-            return None
-        if not isinstance(column[0], Tensor) or column[0].dim() == 0:
-            together.append(column[0])
-            continue
-        if any(
-            leaf.dim() == 0
-            or (counts is not None and len(leaf) != counts[number])
-            or leaf.shape[1:] != column[0].shape[1:]
-            for number, leaf in enumerate(column)
-        ):
-            return None
-        together.append(torch.cat(list(column)))
-    return replaced(outputs[0], together)
-
-
-def near(tree: Any) -> Any:
-    """The structure with its tensors of `floats`, on a CPU, made smaller by up to 1 %."""
-    noise = torch.Generator().manual_seed(0)
-
-    def moved(leaf: Any) -> Any:  # stays within the range of probabilities
-        if not floats(leaf):
-            return leaf
-        return leaf * (1 - 0.01 * torch.rand(leaf.shape, generator=noise)).to(leaf.dtype)
-
-    return map_leaves(moved, tree)
-
-
-def rows_of_part(
-    alone: list[Tensor], whole: list[Tensor], start: int, count: int, total: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """A part's outputs with rows of its `count` samples, and their rows among the whole's."""
-    if len(alone) == len(whole):  # the others happen to be as long, or belong to no sample
-        pairs = zip(alone, whole, strict=True)
-        rows = [
-            (a, w[start : start + count]) for a, w in pairs if (len(a), len(w)) == (count, total)
-        ]
-        return [a for a, _ in rows], [w for _, w in rows]
-    each = len(alone) // count  # tensors for each sample, in a list
-    if (len(alone), len(whole)) != (each * count, each * total):
-        return [], []
-    return alone, whole[each * start : each * (start + count)]
-
-
-def fresh(tree: Any, device: torch.device) -> Any:
-    """A structure with copies of its tensors on a device, which may be changed in place."""
-
-    def copied(leaf: Any) -> Any:
-        moved = to_device(leaf, device)
-        return moved.clone() if moved is leaf and isinstance(leaf, Tensor) else moved
-
-    return map_leaves(copied, tree)

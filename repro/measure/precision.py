@@ -1,19 +1,24 @@
-"""Half precision, autocast, and CUDA's multiplication of float32 numbers: IEEE, or TF32.
+"""Half precision, autocast, compiled functions, and TF32 in CUDA's products of float32 numbers.
 
 TF32 is read and written as `fp32_precision` of an operator: `allow_tf32` raises once that has been
 set.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import reduce
 from typing import Any, Literal
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 HALF = (torch.float16, torch.bfloat16)
+_MOST_ADDED = 64  # gradients in bfloat16, a quarter of what its spacing hides
 
 
 def rounds_to_tf32(operator: Literal["conv", "matmul"]) -> bool:
@@ -51,31 +56,87 @@ def without_autocast(kind: str) -> Iterator[None]:
     torch.clear_autocast_cache()
 
 
-def widened(value: Any) -> Any:
-    """A tensor of half precision in float32; anything else as it is."""
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype in HALF else value
+def widened(value: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """A tensor of half precision in a wider dtype; anything else as it is."""
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in HALF else value
+
+
+def warn_of_sums(parameters: Iterable[torch.nn.Parameter], count: int, stacklevel: int) -> None:
+    """Warn of gradients that many micro-batches are added to in bfloat16."""
+    if count > _MOST_ADDED and any(
+        p.grad is not None and p.grad.dtype == torch.bfloat16 for p in parameters
+    ):
+        warnings.warn(
+            f"gradients of {count} micro-batches are added up in bfloat16, whose 8 significant "
+            f"bits lose small ones: take at most {_MOST_ADDED}, or float32 weights with autocast",
+            RuntimeWarning,
+            stacklevel=stacklevel,
+        )
 
 
 class Widening(TorchFunctionMode):
-    """Computes in float32 what would be computed in half precision, inside autocast, too.
+    """Computes in wider precision what would be computed in half, inside autocast, too.
 
     What an operation writes in place stays as it is, or its caller would not see the result.
     """
 
-    rounds = False  # whether a tensor with a graph was written into one of half precision
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given, name = (args, kwargs or {}), getattr(func, "__name__", "")
         tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor)]
-        wide = [x for x in tensors if x.is_floating_point() and x.dtype not in HALF]
-        in_place = re.fullmatch(r".*[^_]_|__(i\w+|set|setitem)__", name) or "out" in given[1]
-        if wide and not in_place:
-            given = pytree.tree_map(widened, given)
+        wide = [x.dtype for x in tensors if x.is_floating_point() and x.dtype not in HALF]
+        kind = reduce(torch.promote_types, wide, torch.float32)
+
+        def widen(value: Any) -> Any:
+            if isinstance(value, torch.dtype):
+                return kind if value in HALF else value
+            return widened(value, kind) if wide else value
+
+        if wide and name in ("half", "bfloat16"):
+            return args[0]
+        if not re.fullmatch(r".*[^_]_|__(i\w+|set|setitem)__", name) and "out" not in given[1]:
+            given = pytree.tree_map(widen, given)
         with torch.autocast(tensors[0].device.type, enabled=False) if tensors else nullcontext():
-            result = func(*given[0], **given[1])
-        if not wide or not any(getattr(x, "dtype", 0) in HALF for x in pytree.tree_leaves(result)):
-            return result
-        if name in ("half", "bfloat16", "to", "type", "type_as"):
-            return args[0].to(result.device)
-        self.rounds |= any(x.requires_grad for x in wide)
+            return func(*given[0], **given[1])
+
+
+_stance, _entered, _entering = ExitStack(), list[None](), threading.Lock()
+
+
+def _begin() -> None:
+    _stance.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run compiled functions as they are, in all threads, until the last such context ends."""
+    with _entering:
+        if not _entered:
+            torch.compiler.disable(_begin)()  # the caller may be compiled
+        _entered.append(None)
+    try:
+        yield
+    finally:
+        with _entering:
+            _entered.pop()
+            if not _entered:
+                torch.compiler.disable(_stance.close)()
+
+
+def rounds(call: Callable[[], Any]) -> bool:
+    """Whether an operation of a call rounds to half precision, as inside autocast."""
+    with uncompiled(), _Rounding() as rounding:
+        call()
+    return rounding.seen
+
+
+class _Rounding(TorchDispatchMode):
+    seen = False
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made, given = pytree.tree_leaves(result), pytree.tree_leaves((args, kwargs))
+        if not self.seen and any(isinstance(x, torch.Tensor) and x.dtype in HALF for x in made):
+            tensors = [x for x in given if isinstance(x, torch.Tensor)]
+            self.seen = any(x.is_floating_point() and x.dtype not in HALF for x in tensors)
         return result

@@ -121,9 +121,9 @@ def stated_error(algorithm: str, kernel: Kernel) -> float:
     What is staged rounds to 16 bits once, at the end.
     """
     backend, bare_name = find(algorithm)
-    if kernel.torch_dtype.itemsize < 4 and backend.name in ("torch", "nnpack"):
-        if algorithm != NATIVE:
-            return backend.error(bare_name, kernel) + torch.finfo(kernel.torch_dtype).eps
+    ours = algorithm != NATIVE and backend.name in ("torch", "nnpack")
+    if ours and kernel.torch_dtype.itemsize < 4:
+        return backend.error(bare_name, kernel) + torch.finfo(kernel.torch_dtype).eps
     precision = 2**-11 if kernel.math == "tf32" else torch.finfo(kernel.torch_dtype).eps
     return backend.error(bare_name, kernel) * max(precision / 2**-23, 2**-29)
 

@@ -2,10 +2,9 @@
 
 import copy
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from itertools import chain
 from types import FrameType
 from typing import Any
@@ -38,29 +37,6 @@ def _dispatch(self: "Operations", func: Any, types: Any, args: Any = (), kwargs:
 def _dispatches(of: type) -> bool:
     how = getattr(of, "__torch_dispatch__", None)
     return how is not torch._C._disabled_torch_dispatch_impl and of.__name__ != "FakeTensor"
-
-
-_stance, _entered, _entering = ExitStack(), list[None](), threading.Lock()
-
-
-def _begin() -> None:
-    _stance.enter_context(torch.compiler.set_stance("force_eager"))
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Run compiled functions as they are, in all threads, until the last such context ends."""
-    with _entering:
-        if not _entered:
-            torch.compiler.disable(_begin)()  # the caller may be compiled
-        _entered.append(None)
-    try:
-        yield
-    finally:
-        with _entering:
-            _entered.pop()
-            if not _entered:
-                torch.compiler.disable(_stance.close)()
 
 
 class Operations(TorchDispatchMode):

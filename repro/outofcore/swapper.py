@@ -20,11 +20,12 @@ from repro.measure import accelerator
 from repro.measure.allocations import give_back_freed_memory
 from repro.measure.checks import is_whole
 from repro.measure.memory import keep_conjugates
+from repro.measure.precision import uncompiled
 from repro.outofcore import guards
 from repro.outofcore.guards import Uninterrupted, watch
 from repro.outofcore.host import HostStore, Mover, StreamMover, ThreadMover
 from repro.outofcore.iterations import Iterations, Statistics, held_by, meet, parameters_of
-from repro.outofcore.operations import Operations, RawAccess, say_once, uncompiled
+from repro.outofcore.operations import Operations, RawAccess, say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Name, Planner, Scheduler, check_schedule
 from repro.outofcore.residency import Residency

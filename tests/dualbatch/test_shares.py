@@ -143,6 +143,13 @@ def test_the_forward_pass_is_autocast():
     assert [*dict.fromkeys(seen)] == [torch.bfloat16, torch.float32]
 
 
+def test_a_callers_autocast_keeps_no_weights_from_before_a_step():
+    alone = train(count=2, autocast=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        within = train(count=2, autocast=torch.bfloat16)
+    assert same(alone.state, within.state)
+
+
 def test_a_model_in_evaluation_mode_is_trained():
     assert same(train(model_fn=lambda: make_model().eval()).state, train().state)
 

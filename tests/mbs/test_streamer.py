@@ -260,6 +260,44 @@ def test_grad_scaler(two_pass):
     scaler.update()
 
 
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_grad_scaler_skips_what_overflows_and_nothing_else(pieces):
+    model, x, y = nn.Conv2d(1, 3, 1), torch.randn(4, 1, 64, 64), torch.ones(4, 64, 64).long()
+    scaler, before = torch.amp.GradScaler("cpu"), copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    streamer = mbs.MicroBatchStreamer(
+        model, nn.CrossEntropyLoss(), 1, autocast=torch.float16, scaler=scaler
+    )
+    for scale in (1.0, 1e6):
+        optimizer.zero_grad()
+        parts = [(scale * x[:2], y[:2]), (scale * x[2:], y[2:])]
+        result = streamer.backward(*([iter(parts)] if pieces else [scale * x, y]))
+        scaler.step(optimizer)
+        scaler.update()
+        if scale == 1:
+            assert any((v != before[k]).any() for k, v in model.state_dict().items())
+            before = copy.deepcopy(model.state_dict())
+    assert not result.loss.isfinite() and scaler.get_scale() == 2**15
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_many_sums_in_bfloat16_are_warned_of():
+    x, y = torch.randn(130, 3).bfloat16(), torch.randn(130, 1).bfloat16()
+    model = nn.Linear(3, 1).bfloat16()
+    mbs.MicroBatchStreamer(model, nn.MSELoss(), 3).backward(x, y)
+    with pytest.warns(RuntimeWarning, match="130 micro-batches are added up in bfloat16"):
+        mbs.MicroBatchStreamer(model, nn.MSELoss(), 1).backward(x, y)
+
+
+def test_two_passes_of_half_precision_need_not_agree_to_the_bit():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = nn.Sequential(nn.Embedding(50, 64), nn.TransformerEncoder(layer, 3), nn.Linear(64, 5))
+    model = model.bfloat16().eval()
+    stream = mbs.MicroBatchStreamer(model, lambda o: o.float().softmax(1).mean(), 7, two_pass=True)
+    stream.backward(torch.randint(50, (30, 11)))
+
+
 def test_half_precision_losses_are_summed_without_overflow():
     model = nn.Linear(2, 1).to(torch.float16)
     x = torch.ones(8, 2, dtype=torch.float16)
