@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -330,9 +330,35 @@ def _imagined_with_values() -> Iterator[None]:
     limit = mock.patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_NUMBERS)
     quiet = mock.patch.object(fake_tensor.log, "disabled", True)  # the error has its text
     cpu, normal = torch.device("cpu"), torch.inference_mode(False)
-    with cpu, normal, imagined(ones=False), limit, quiet, _Constants():
+    with cpu, normal, _autocast_on_the_cpu(), imagined(ones=False), limit, quiet, _Constants():
         # Losses have tensors of their own, such as class weights, and models have some in lists.
         torch.empty(0).fake_mode.allow_non_fake_inputs = True  # type: ignore[attr-defined]
+        yield
+
+
+@contextmanager
+def _autocast_on_the_cpu() -> Iterator[None]:
+    """Have autocast of any device act on the CPU's tensors, with which a step is recorded."""
+
+    def on_cpu(owner: Any, name: str, place: int) -> Any:
+        function = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if args[place : place + 1] and isinstance(args[place], str):
+                args = (*args[:place], "cpu", *args[place + 1 :])
+            if "device_type" in kwargs:
+                kwargs["device_type"] = "cpu"
+            return function(*args, **kwargs)
+
+        return mock.patch.object(owner, name, call)
+
+    names = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled")
+    with ExitStack() as stack:
+        if torch.is_autocast_enabled("cuda"):  # the caller's
+            stack.enter_context(torch.autocast("cpu", torch.get_autocast_dtype("cuda")))
+        for name in (*names, "set_autocast_dtype"):
+            stack.enter_context(on_cpu(torch, name, 0))
+        stack.enter_context(on_cpu(torch.autocast, "__init__", 1))
         yield
 
 

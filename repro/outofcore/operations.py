@@ -255,6 +255,7 @@ def _meta_bytes(
 
 # Losses that compute their mean in the storage of each element's loss, and keep all of it.
 _KEEP_ALL = ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
+_GRADIENTS = ("mse_loss_backward", "smooth_l1_loss_backward", "soft_margin_loss_backward")
 
 
 def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
@@ -267,8 +268,15 @@ def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
         return result.new_empty(args[0].shape).as_strided(result.shape, result.stride())
     if name == "mkldnn_rnn_layer" and torch.is_grad_enabled():
         return *result[:3], result[0].new_empty(_lstm_bytes(args), dtype=torch.uint8)
-    if name == "mkldnn_rnn_layer_backward":  # each bias has its own gradient
-        return *result[:4], torch.empty_like(result[4]), *result[5:]
+    if name == "mkldnn_rnn_layer_backward":  # each bias has its own gradient, all of float32
+        return tuple(r if r is None else torch.empty_like(r, dtype=torch.float32) for r in result)
+    # Of mixed precision torch's shapes have the wrong dtype.
+    if name in _GRADIENTS and result.dtype != args[1].dtype:
+        return torch.empty_like(result, dtype=args[1].dtype)
+    if name == "native_group_norm" and args[1] is not None and args[1].dtype != args[0].dtype:
+        return result[0], *(torch.empty_like(r, dtype=args[1].dtype) for r in result[1:])
+    if name == "native_group_norm_backward" and result[0] is not None:
+        return torch.empty_like(result[0], dtype=args[1].dtype), *result[1:]
     return result
 
 

@@ -148,6 +148,28 @@ def test_peaks_are_those_of_small_networks(name, method):
     assert told.settings.get("micro_batch", MICRO) == MICRO
 
 
+def test_autocast_of_another_device_is_that_of_the_cpu():
+    class Model(nn.Module):
+        def __init__(self, device):
+            super().__init__()
+            self.device = device
+            self.layers = nn.Sequential(
+                nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3), nn.Flatten(), nn.Linear(16, 3)
+            )
+
+        def forward(self, x):
+            with torch.autocast(self.device, torch.bfloat16) if self.device else nullcontext():
+                return self.layers(x)
+
+    def peak(device):
+        example = torch.rand(4, 3, 6, 6), torch.zeros(4, dtype=torch.long)
+        loss_fn = lambda y, t: functional.cross_entropy(y.float(), t)  # noqa: E731
+        advice = advise(Model(device), 64, 1 << 30, example=example, loss_fn=loss_fn, device="H100")
+        return next(row.peak_bytes for row in advice.rows if row.method == "undivided")
+
+    assert peak("cpu") == peak("cuda") < peak(None)
+
+
 def test_a_size_that_grows_in_steps_is_taken_for_a_line():
     peak = measured("hardest", "undivided")
     told = predict(workload("hardest"), "undivided", BATCH, PLENTY, simulated=True)

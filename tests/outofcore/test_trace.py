@@ -129,6 +129,43 @@ class TestRecorded:
                 traced = record(make(loss_fn), warmup=2, device="meta")
             assert traced == record(make(loss_fn), warmup=2, device="cpu")
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_mixed_precision_takes_what_it_takes(self, dtype):
+        def make(loss_fn):
+            model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.GroupNorm(4, 32), nn.SiLU())
+            x, target = torch.rand(4, 3, 9, 9), torch.rand(4, 32, 7, 7)
+
+            def step() -> None:
+                with torch.autocast("cpu", dtype):
+                    out = model(x)
+                loss_fn(out, target.to(out.dtype) if loss_fn is F.l1_loss else target).backward()
+                model.zero_grad()
+
+            return step
+
+        for loss_fn in (F.l1_loss, F.smooth_l1_loss):  # the second of mixed operands
+            with FakeTensorMode():
+                traced = record(make(loss_fn), warmup=2, device="meta")
+            assert traced == record(make(loss_fn), warmup=2, device="cpu")
+
+    def test_an_lstm_in_bfloat16_stays_within_its_smallest_budget(self):
+        def make():
+            model, x = nn.LSTM(32, 32, 2).bfloat16(), torch.rand(10, 16, 32).bfloat16()
+
+            def step() -> None:
+                model.zero_grad()
+                model(x)[0].float().square().mean().backward()
+
+            return model, step
+
+        model, step = make()
+        budget = record(step, warmup=1, model=model).smallest_budget
+        model, step = make()
+        with outofcore.OutOfCore(budget, model=model) as block:
+            for _ in range(4):
+                step()
+        assert block.statistics.peak_bytes <= budget
+
 
 FIRST, OTHER = Function("f", (), ("a",)), Function("g")
 
