@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting
+from repro.measure.precision import widened
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -66,9 +67,10 @@ def batches_of(data: Data, share: Share, whose: str) -> Iterator[tuple[Tensor, T
     for index in share.indices.to(inputs.device).split(share.batch_size):
         batch = inputs[index]
         if side is not None and side != batch.shape[2]:
-            batch = functional.interpolate(
-                batch, (side, side), mode="bilinear", antialias=True, align_corners=False
+            smaller = functional.interpolate(
+                widened(batch), (side, side), mode="bilinear", antialias=True, align_corners=False
             )
+            batch = smaller.to(batch.dtype)
         yield batch, targets[index]
 
 

@@ -116,8 +116,10 @@ class TestImages:
         images = torch.zeros(4, 2, 6, 6)
         images[..., 1::3] = 1  # of each three columns the middle one, which alone would be taken
         share = dualbatch.Share(torch.arange(4), 4, 2, 0)
-        ((small, _),) = batches_of((images, LABELS[:4]), share, "")
-        assert small.shape == (4, 2, 2, 2) and (small - 1 / 3).abs().max() < 0.05
+        for dtype in (torch.float32, torch.bfloat16):
+            ((small, _),) = batches_of((images.to(dtype), LABELS[:4]), share, "")
+            assert small.shape == (4, 2, 2, 2) and small.dtype == dtype
+            assert (small - 1 / 3).abs().max() < 0.05
 
 
 def test_the_optimizers_state_stays_and_the_dropout_of_the_setting_before_is_gone():

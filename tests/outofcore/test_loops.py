@@ -731,6 +731,13 @@ class TestOtherTensors:
 
         assert same(44 * KIB, make).statistics.bytes_in
 
+    def test_weights_of_a_functional_call_may_be_computed(self):
+        net, x = nn.Linear(4, 4), torch.rand(2, 4).bfloat16()
+        with OutOfCore(1024 * KIB, model=net):
+            halves = {name: weight.bfloat16() for name, weight in net.named_parameters()}
+            functional_call(net, halves, (x,)).sum().backward()
+        assert net.weight.grad is not None
+
     @pytest.mark.parametrize("operator", ["cond", "while_loop"])
     def test_what_needs_compiling_is_refused(self, operator):
         x = torch.rand(4)
