@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -338,12 +339,17 @@ def _imagined_with_values() -> Iterator[None]:
 
 @contextmanager
 def _autocast_on_the_cpu() -> Iterator[None]:
-    """Have autocast of any device act on the CPU's tensors, with which a step is recorded."""
+    """Have autocast that this thread enters for a device act on the CPU's tensors."""
+    own = threading.get_ident()
 
     def on_cpu(owner: Any, name: str, place: int) -> Any:
         function = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != own:
+                return function(*args, **kwargs)
+            if name == "is_autocast_enabled" and not args:
+                args = ("cpu",)
             if args[place : place + 1] and isinstance(args[place], str):
                 args = (*args[:place], "cpu", *args[place + 1 :])
             if "device_type" in kwargs:

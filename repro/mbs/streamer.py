@@ -199,8 +199,8 @@ class MicroBatchStreamer:
         Raises:
             LossCheckError, MixedSamplesError: The micro-batches' losses do not add up to the
                 loss, or the model's outputs depend on how the mini-batch is divided.
-            NonFiniteLossError: The loss is infinite or NaN, here or in another process. With an
-                enabled `scaler`, whose `step` then skips the update, it is returned.
+            NonFiniteLossError: The loss is infinite or NaN, here or in another process; unless
+                gradients are, too, and an enabled `scaler` skips the step.
             NondeterministicModelError: What is computed twice cannot be repeated.
             MicroBatchError: The mini-batch, the loss or a hook cannot be used; base class of all
                 errors above.
@@ -339,7 +339,8 @@ class MicroBatchStreamer:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
             run = partial(self._accumulate, plan, divisor)
             if self._two_pass:
-                own = self._loss, self._check_finite, self._verification.note_state
+                check = partial(self._check_finite, early=True)
+                own = self._loss, check, self._verification.note_state
                 run = partial(run_two_passes, self._setting, piece, plan, updates, *own)
 
             def checked() -> Totals:
@@ -372,7 +373,7 @@ class MicroBatchStreamer:
             plan = self._weighing.plan(piece, size)
             self._verification.state_due = len(plan.bounds) > 1 or bool(totals.sizes)
             if not totals.sizes:  # sums over all samples would overflow in half precision
-                totals.divided = self._weighing.divisor(sum(plan.weights)) or 1.0
+                totals.divided = max(self._weighing.divisor(sum(plan.weights)), 1.0)
             totals += self._accumulate(plan, totals.divided)
             del piece, plan  # before the next piece is made
         if not totals.sizes:
@@ -405,13 +406,25 @@ class MicroBatchStreamer:
         self._connected |= loss.requires_grad
         return loss
 
-    def _check_finite(self, totals: Totals) -> None:
-        """Refuse an infinite or NaN loss, also of another process; waits for the device."""
+    def _overflowed(self) -> bool:
+        """Whether a process has a gradient that is not finite, so that a scaler skips the step."""
+        gradients = [p.grad for p in self._ledger.touched() if p.grad is not None]
+        values = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+        own = any(not bool(value.isfinite().all()) for value in values)
+        return self._processes.most(own)[0] > 0 if self._processes.several else own
+
+    def _check_finite(self, totals: Totals, early: bool = False) -> None:
+        """Refuse an infinite or NaN loss, also of another process; waits for the device.
+
+        An enabled scaler skips its step. With `early` there are no gradients yet.
+        """
         loss = totals.loss
         if totals.weight == 0 and not self._processes.several:
             loss = loss * torch.nan  # no weight at all: 0 / 0, as for the whole mini-batch
         of_all, scaler = float(self._processes.sum(loss)), self._precision.scaler
-        if math.isfinite(of_all) or (totals.weight and scaler is not None and scaler.is_enabled()):
+        if math.isfinite(of_all):
+            return
+        if scaler is not None and scaler.is_enabled() and (early or self._overflowed()):
             return
         others = math.isfinite(float(loss))
         where = "of another process" if others else f"of {sum(totals.sizes)} samples"

@@ -58,7 +58,7 @@ def run_two_passes(
     the second pass has other outputs, a `NondeterministicModelError` is raised.
     """
     precision, ledger = setting.precision, setting.ledger
-    kinds = {precision.dtype, *(p.dtype for p in ledger.parameters)}
+    kinds = {precision.dtype, *(p.dtype for p in ledger.parameters if p.requires_grad)}
     # First pass: all outputs, without a graph.
     buffers = ledger.buffers.copies()
     states: list[Callable[[], None]] = []

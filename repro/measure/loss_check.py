@@ -49,7 +49,7 @@ from repro.measure.outputs import (
     near,
     rows_of_part,
     some_as_long,
-)
+)  # fmt: skip
 from repro.measure.precision import HALF, Widening, rounds, widened
 from repro.measure.untouched import (
     WithoutGraph,
@@ -86,10 +86,10 @@ class LossCheck:
     named: str = "; name it in shared="  # what tells of a tensor that belongs to all samples
     multiplied_by: Sequence[Any] = ("matmul", "conv")  # see `tolerance`
     # Whether two passes of the same samples, buffers and random numbers differed, and whether
-    # an output has as many rows for a part as for several; whether the model rounds to half.
+    # an output has as many rows for a part as for several; whether the model is to compute wider.
     hidden_state: bool = field(default=False, init=False)
     fixed_rows: bool = field(default=False, init=False)
-    in_half: bool | None = field(default=None, init=False)
+    _wide: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         # The uncompiled module: other shapes and evaluation mode would compile it twice more.
@@ -137,8 +137,9 @@ class LossCheck:
         # dropout of packed sequences depends on the lengths of all.
         kinds: tuple[Any, ...] = ((_NormBase, nn.RReLU, nn.RNNBase), nn.Module)
 
-        def made(check: Callable[..., bool]) -> bool:
-            return any(self._attempt(check, sample, evaluating=kind) for kind in kinds)
+        def made(check: Callable[[Sample], bool]) -> bool:
+            again = partial(self._again_wide, partial(check, sample), sample.inputs)
+            return any(self._attempt(again, evaluating=kind) for kind in kinds)
 
         if compared := made(self._compare_neighbours):
             made(self._compare_alone)  # no alarm if that is impossible, as with random numbers
@@ -206,8 +207,7 @@ class LossCheck:
         try:
             return self._compare_joined(sample, pairs, together, wide, True)
         except LossCheckError:
-            half = self._half_within(together, sample.targets(len(pairs)))
-            if half is None:
+            if (half := self._half_within(together, sample.targets(len(pairs)))) is None:
                 raise
             return self._compare_joined(sample, pairs, together, kinds | half, False)
 
@@ -238,12 +238,8 @@ class LossCheck:
         """Compare losses, with a graph from the model's outputs to the loss only."""
         parts = [partial(self._with_graph, *part) for part in sample.parts]
         whole = partial(self._with_graph, sample.inputs, sample.targets(len(sample.counts)))
-        try:
-            return self._compare(sample, parts, whole, True)
-        except LossCheckError:
-            if not self._computes_in_half(sample.inputs):
-                raise
-            return self._compare(sample, parts, whole, True, {torch.bfloat16})
+        check = partial(self._compare, sample, parts, whole, True)
+        return self._again_wide(check, sample.inputs)
 
     def _compare(
         self,
@@ -308,7 +304,7 @@ class LossCheck:
         apart = partial(gradients_apart, self._loss_in_float32, own)
         try:
             # A state may settle in the first calls.
-            if not own:  # at least one of half precision, if any
+            if not own:  # of half precision alone, if any, which are not compared
                 return otherwise and not any(p.requires_grad and p.dtype in HALF for p in every)
             if any(not apart(whole, parts) > allowed for _ in range(2)):
                 return True
@@ -381,7 +377,7 @@ class LossCheck:
             return self._compare_alone(ordered)
         self.fixed_rows, whole = some_as_long(own, together), last(together)
         off = difference(whole, last(self._apart(sample.twice)))
-        allowed = self._allowed(off, whole, sample.inputs)
+        allowed = self._tolerance(whole)
         if off is None or off <= allowed:
             return True
         with self.undone():
@@ -401,8 +397,7 @@ class LossCheck:
         for (inputs, _), count in zip(sample.parts, sample.counts, strict=True):
             own = floats(self._apart(inputs))
             ours, theirs = rows_of_part(own, whole, start, count, total)
-            off, start = difference(ours, theirs), start + count
-            allowed = self._allowed(off, theirs, sample.inputs)
+            off, allowed, start = difference(ours, theirs), self._tolerance(theirs), start + count
             if off is not None and off > allowed:
                 if any(self._draws(sample.inputs, allowed) for _ in range(_REPEATS)):
                     return False  # other numbers for another number of samples
@@ -434,7 +429,7 @@ class LossCheck:
         return WithoutGraph()(partial(self._outputs, inputs))
 
     def _outputs(self, inputs: Any) -> Any:
-        with self.context(), uncached():
+        with self.context(), uncached(), Widening() if self._wide else nullcontext():
             return call_model(self.model, fresh(inputs, self.device))
 
     def _loss(self, outputs: Any, targets: Any) -> Tensor:
@@ -451,25 +446,37 @@ class LossCheck:
 
     def _half_within(self, outputs: Any, targets: Any) -> set[torch.dtype] | None:
         """The half precision that a loss rounds to of itself; None if it can do without any."""
-        for wide in (True, False):
-            try:
-                rounding = rounds(partial(self._evaluated, outputs, targets, wide))
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                continue  # kernels of its own may need their dtypes
-            return {torch.bfloat16} if rounding else None if wide else set()
+        for wide in (True, False):  # kernels of its own may need their dtypes
+            rounding = self._rounds(partial(self._evaluated, outputs, targets, wide))
+            if rounding is not None:
+                return {torch.bfloat16} if rounding else None if wide else set()
         return None
 
-    def _computes_in_half(self, inputs: Any) -> bool:
-        """Whether the model itself rounds to half precision, as inside autocast."""
-        if self.in_half is None:
+    def _again_wide(self, check: Callable[[], bool], inputs: Any) -> bool:
+        """Run a check, and again in float32 if the model itself has rounded to half precision."""
+        try:
+            return check()
+        except (LossCheckError, MixedSamplesError):
             with self.undone():
-                self.in_half = rounds(partial(self._forward, inputs))
-        return self.in_half
+                if not self._rounds(partial(self._forward, inputs)):
+                    raise
+        self._wide = True
+        try:
+            return check()
+        finally:
+            self._wide = False
+
+    def _rounds(self, call: Callable[[], Any]) -> bool | None:
+        """Whether a call computes in half precision; None if it fails."""
+        try:
+            return rounds(call)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return None
 
     def _with_graph(self, inputs: Any, targets: Any) -> Evaluated:
-        with torch.enable_grad(), self.context():
+        with torch.enable_grad(), self.context(), Widening() if self._wide else nullcontext():
             outputs = call_model(self.model, fresh(inputs, self.device))
             loss = self._loss(outputs, targets)
             return differentiated(loss, [leaf for leaf in floats(outputs) if leaf.requires_grad])
@@ -490,10 +497,3 @@ class LossCheck:
         kind = self.device.type
         with self.context():
             return {torch.get_autocast_dtype(kind)} if torch.is_autocast_enabled(kind) else set()
-
-    def _allowed(self, off: float | None, outputs: Sequence[Tensor], inputs: Any) -> float:
-        """Tolerance for outputs that differ, with half precision inside the model."""
-        allowed = self._tolerance(outputs)
-        if off is None or off <= allowed or not self._computes_in_half(inputs):
-            return allowed
-        return max(allowed, self._tolerance((), kinds={torch.bfloat16}))

@@ -7,8 +7,8 @@ set.
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 HALF = (torch.float16, torch.bfloat16)
-_MOST_ADDED = 64  # gradients in bfloat16, a quarter of what its spacing hides
+_MOST_ADDED = 64  # a sum of 256 equal terms in bfloat16 grows no further; a quarter of that
 
 
 def rounds_to_tf32(operator: Literal["conv", "matmul"]) -> bool:
@@ -84,18 +84,21 @@ class Widening(TorchFunctionMode):
         given, name = (args, kwargs or {}), getattr(func, "__name__", "")
         tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor)]
         wide = [x.dtype for x in tensors if x.is_floating_point() and x.dtype not in HALF]
-        kind = reduce(torch.promote_types, wide, torch.float32)
+        wider = reduce(torch.promote_types, wide, torch.float32)
 
         def widen(value: Any) -> Any:
             if isinstance(value, torch.dtype):
-                return kind if value in HALF else value
-            return widened(value, kind) if wide else value
+                return wider if value in HALF else value
+            return widened(value, wider) if wide else value
 
         if wide and name in ("half", "bfloat16"):
             return args[0]
         if not re.fullmatch(r".*[^_]_|__(i\w+|set|setitem)__", name) and "out" not in given[1]:
             given = pytree.tree_map(widen, given)
-        with torch.autocast(tensors[0].device.type, enabled=False) if tensors else nullcontext():
+        kind = tensors[0].device.type if tensors else "cpu"
+        if not torch.is_autocast_enabled(kind):
+            return func(*given[0], **given[1])
+        with torch.autocast(kind, enabled=False):
             return func(*given[0], **given[1])
 
 
@@ -123,20 +126,38 @@ def uncompiled() -> Iterator[None]:
 
 
 def rounds(call: Callable[[], Any]) -> bool:
-    """Whether an operation of a call rounds to half precision, as inside autocast."""
+    """Whether a call goes on with numbers that it rounded to half precision, as inside autocast."""
     with uncompiled(), _Rounding() as rounding:
-        call()
-    return rounding.seen
+        result = call()
+    return rounding.used or bool(rounding.rounded(result, HALF))
 
 
 class _Rounding(TorchDispatchMode):
-    seen = False
     supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = False  # wider numbers were computed of rounded ones
+        self._rounded: dict[int, Any] = {}  # storages by address, kept so that none comes again
+
+    def rounded(self, tree: Any, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+        """The tensors of some dtypes in memory that holds rounded numbers."""
+        tensors = [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+        memory = [x for x in tensors if x.dtype in dtypes and x.layout is torch.strided]
+        return [x for x in memory if x.untyped_storage()._cdata in self._rounded]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        made, given = pytree.tree_leaves(result), pytree.tree_leaves((args, kwargs))
-        if not self.seen and any(isinstance(x, torch.Tensor) and x.dtype in HALF for x in made):
-            tensors = [x for x in given if isinstance(x, torch.Tensor)]
-            self.seen = any(x.is_floating_point() and x.dtype not in HALF for x in tensors)
+        leaves = pytree.tree_leaves((args, kwargs)), pytree.tree_leaves(result)
+        given, made = ([x for x in every if isinstance(x, torch.Tensor)] for every in leaves)
+        from_rounded = bool(self.rounded(given, HALF))
+        self.used |= from_rounded and any(_is_wide(x) for x in made)
+        if from_rounded or any(_is_wide(x) for x in given):
+            halves = [x for x in made if x.dtype in HALF and x.layout is torch.strided]
+            storages = [x.untyped_storage() for x in halves]
+            self._rounded |= {storage._cdata: storage for storage in storages}
         return result
+
+
+def _is_wide(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype not in HALF

@@ -281,6 +281,22 @@ def test_a_grad_scaler_skips_what_overflows_and_nothing_else(pieces):
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
+def test_an_infinite_loss_with_finite_gradients_is_an_error_with_a_scaler_too():
+    scaler = torch.amp.GradScaler("cpu")
+    streamer = mbs.MicroBatchStreamer(nn.Linear(5, 1), nn.L1Loss(), 4, scaler=scaler)
+    with pytest.raises(mbs.NonFiniteLossError):
+        streamer.backward(torch.randn(8, 5), torch.full((8, 1), torch.inf))
+
+
+def test_a_light_first_piece_lets_no_later_one_overflow():
+    x, y = torch.randn(16, 5), torch.tensor([0] * 4 + [1, 2] * 6)
+    model, scaler = nn.Linear(5, 3), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1e-4, 1, 1]))
+    streamer = mbs.MicroBatchStreamer(model, loss_fn, 2, autocast=torch.float16, scaler=scaler)
+    streamer.backward(iter([(x[:4], y[:4]), (x[4:], y[4:])]))
+    assert model.weight.grad.isfinite().all()
+
+
 def test_many_sums_in_bfloat16_are_warned_of():
     x, y = torch.randn(130, 3).bfloat16(), torch.randn(130, 1).bfloat16()
     model = nn.Linear(3, 1).bfloat16()

@@ -90,7 +90,15 @@ def projected(outputs):
 
 
 PROTOTYPES, WEIGHTS = X[:4].bfloat16(), torch.tensor([1, 1.1, 1]).bfloat16()
+LOG = torch.zeros(3).bfloat16()
 RNN = nn.RNN(3, 2, batch_first=True).bfloat16()
+
+
+def logged(outputs, targets):
+    LOG.mul_(0.9).add_(outputs.detach()[0], alpha=0.1)
+    return F.cross_entropy(outputs, targets.argmax(1), weight=WEIGHTS.to(outputs.dtype))
+
+
 ROUNDING = {  # also where the model and its outputs are of float32
     "in place": lambda y, t: torch.zeros_like(t).bfloat16().copy_(t).mul_(y).float().mean(),
     "autocast": lambda y, t: F.mse_loss(projected(y), t.float()),
@@ -102,6 +110,7 @@ HALVES = ROUNDING | {
     "function": lambda y, t: F.cross_entropy(Similarity.apply(y, PROTOTYPES), t.argmax(1)),
     "rnn": lambda y, t: RNN(y.bfloat16()[:, None])[0].mean(),
     "targets": lambda y, t: F.huber_loss(y, t.bfloat16()),
+    "wrong: logged": logged,
     "wrong: weights": lambda y, t: F.cross_entropy(y, t.argmax(1), weight=WEIGHTS),
     "wrong: pairs": lambda y, t: F.cross_entropy(y @ t.bfloat16().t(), torch.arange(len(t))),
 }
@@ -132,6 +141,21 @@ class Half(nn.Module):
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16) if self.inside else nullcontext():
             return self.rnn(x if self.inside else x.bfloat16())[0][:, -1].float()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_within_a_model_hides_no_mixing(autocast):
+    class Mixing(nn.Linear):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                y = super().forward(x).float()
+            self.log = y.detach().bfloat16()
+            return y - 0.05 * y.mean(0)
+
+    model = Mixing(3, 3)
+    check = LossCheck(model, [model], F.mse_loss, CPU, partial(untouched, model))
+    with pytest.raises(MixedSamplesError):
+        check.samples_stay_apart(sample())
 
 
 @pytest.mark.parametrize("inside", [False, True])
