@@ -25,7 +25,7 @@ SHARDS = [(0, 11), (11, 16)]  # 11 and 5 samples
 SCALES = (1.0, 2.0, 3.0)
 CASES = ["plain", "views", "two_pass", "weights", "pieces", "auto", "auto two_pass", "auto short",
          "ignored", "ignored unused", "weights of one", "hooks", "no_sync", "no_sync views", "nan",
-         "other"]  # fmt: skip
+         "other", "scaled"]  # fmt: skip
 # Losses with parameters of the model: a temperature in the loss alone, and one that decays.
 WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass", "experts",
                    "constant", "sparse"]  # fmt: skip
@@ -67,15 +67,19 @@ def run_case(case, rank):
     model.register_comm_hook(None, hook)
     model.register_forward_pre_hook(lambda *_: counts.update(forwards=counts["forwards"] + 1))
     options = {"two_pass": "two_pass" in case}
+    if case == "scaled":
+        options["scaler"] = torch.amp.GradScaler("cpu")
     if case == "hooks":
         for p in model.parameters():
             p.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
-    if "ignored" in case and rank == 1:
+    if ("ignored" in case and rank == 1) or (case == "scaled" and rank == 0):
         y = torch.full_like(y, -100)  # nothing counts in this process
     size = "auto" if "auto" in case else 2
     loss_fn = weighted_loss if "weights" in case else F.cross_entropy
     streamer, sizes = MicroBatchStreamer(model, loss_fn, size, **options), []
     for index, scale in enumerate(SCALES):
+        if case == "scaled" and rank == 1:
+            scale = float("nan")
         if "short" in case and index == 1:
             model.module.register_forward_hook(partial(run_out, rank, [0]))
         if index == 1:
@@ -323,7 +327,7 @@ def reference_at(case, scale):
     return torch.autograd.grad(loss, list(model.parameters()))
 
 
-@pytest.mark.parametrize("case", CASES[:-2])
+@pytest.mark.parametrize("case", CASES[:-3])
 def test_gradient_is_that_of_all_samples(reports, case):
     for rank in range(2):
         gradients, counts = reports[rank][case]
@@ -352,6 +356,11 @@ def test_a_non_finite_loss_in_one_process_is_an_error_in_all(reports, case):
         gradients, message = reports[rank][case]
         assert all(g is None for g in gradients)
         assert ("of another process is nan" in message) == (case == "other" and rank == 0)
+
+
+def test_a_scaler_skips_the_step_in_all_processes(reports):
+    for rank in range(2):  # nothing counts in the first
+        assert not any(g.isfinite().all() for g in reports[rank]["scaled"][0])
 
 
 @pytest.mark.parametrize("case", ["auto", "auto two_pass", "auto short"])
