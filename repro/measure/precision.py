@@ -7,7 +7,7 @@ set.
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from typing import Any, Literal
@@ -129,7 +129,7 @@ def rounds(call: Callable[[], Any]) -> bool:
     """Whether a call goes on with numbers that it rounded to half precision, as inside autocast."""
     with uncompiled(), _Rounding() as rounding:
         result = call()
-    return rounding.used or bool(rounding.rounded(result, HALF))
+    return rounding.used or rounding.holds(result)
 
 
 class _Rounding(TorchDispatchMode):
@@ -140,24 +140,25 @@ class _Rounding(TorchDispatchMode):
         self.used = False  # wider numbers were computed of rounded ones
         self._rounded: dict[int, Any] = {}  # storages by address, kept so that none comes again
 
-    def rounded(self, tree: Any, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-        """The tensors of some dtypes in memory that holds rounded numbers."""
-        tensors = [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
-        memory = [x for x in tensors if x.dtype in dtypes and x.layout is torch.strided]
-        return [x for x in memory if x.untyped_storage()._cdata in self._rounded]
+    def holds(self, tree: Any) -> bool:
+        """Whether some tensors hold rounded numbers."""
+        return any(storage._cdata in self._rounded for storage in _halves(tree))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        leaves = pytree.tree_leaves((args, kwargs)), pytree.tree_leaves(result)
-        given, made = ([x for x in every if isinstance(x, torch.Tensor)] for every in leaves)
-        from_rounded = bool(self.rounded(given, HALF))
-        self.used |= from_rounded and any(_is_wide(x) for x in made)
-        if from_rounded or any(_is_wide(x) for x in given):
-            halves = [x for x in made if x.dtype in HALF and x.layout is torch.strided]
-            storages = [x.untyped_storage() for x in halves]
-            self._rounded |= {storage._cdata: storage for storage in storages}
+        from_rounded = self.holds((args, kwargs))
+        self.used |= from_rounded and _any_wide(result)
+        if from_rounded or _any_wide((args, kwargs)):
+            self._rounded |= {storage._cdata: storage for storage in _halves(result)}
         return result
 
 
-def _is_wide(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.dtype not in HALF
+def _halves(tree: Any) -> list[torch.UntypedStorage]:
+    """The memory of tensors of half precision."""
+    tensors = [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+    return [t.untyped_storage() for t in tensors if t.dtype in HALF and t.layout is torch.strided]
+
+
+def _any_wide(tree: Any) -> bool:
+    tensors = [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+    return any(t.is_floating_point() and t.dtype not in HALF for t in tensors)

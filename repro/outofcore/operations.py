@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure.memory import components, tensors_in
-from repro.measure.precision import HALF
 from repro.outofcore.recording import signature
 
 
@@ -256,7 +255,6 @@ def _meta_bytes(
 
 # Losses that compute their mean in the storage of each element's loss, and keep all of it.
 _KEEP_ALL = ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
-_WEIGHTS = {"native_group_norm": 1, "native_batch_norm": 1, "native_layer_norm": 2}  # arguments
 _GRADIENTS = ("mse_loss_backward", "smooth_l1_loss_backward", "soft_margin_loss_backward")
 
 
@@ -275,8 +273,8 @@ def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
     # Of mixed precision torch's shapes have the wrong dtype.
     if name in _GRADIENTS and result.dtype != args[1].dtype:
         return torch.empty_like(result, dtype=args[1].dtype)
-    if (weight := _WEIGHTS.get(name)) and args[weight] is not None and result[0].dtype in HALF:
-        return result[0], *(torch.empty_like(r, dtype=args[weight].dtype) for r in result[1:])
+    if name == "native_group_norm" and args[1] is not None:
+        return result[0], *(torch.empty_like(r, dtype=args[1].dtype) for r in result[1:])
     if name == "native_group_norm_backward" and result[0] is not None:
         return torch.empty_like(result[0], dtype=args[1].dtype), *result[1:]
     return result
