@@ -360,8 +360,9 @@ def _autocast_on_the_cpu() -> Iterator[None]:
 
     names = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled")
     with ExitStack() as stack:
-        if torch.is_autocast_enabled("cuda"):  # the caller's
-            stack.enter_context(torch.autocast("cpu", torch.get_autocast_dtype("cuda")))
+        here = torch.accelerator.current_accelerator()
+        if here is not None and torch.is_autocast_enabled(here.type):  # the caller's
+            stack.enter_context(torch.autocast("cpu", torch.get_autocast_dtype(here.type)))
         for name in (*names, "set_autocast_dtype"):
             stack.enter_context(on_cpu(torch, name, 0))
         stack.enter_context(on_cpu(torch.autocast, "__init__", 1))
