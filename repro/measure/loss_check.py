@@ -49,7 +49,7 @@ from repro.measure.outputs import (
     near,
     rows_of_part,
     some_as_long,
-)  # fmt: skip
+)
 from repro.measure.precision import HALF, Widening, rounds, widened
 from repro.measure.untouched import (
     WithoutGraph,

@@ -323,8 +323,8 @@ def held_by(holder: object) -> list[tuple[str, torch.Tensor]]:
         parameters, state = parameters_of(holder), holder.state
         others = [("optimizer state", v) for p in parameters for v in tensors_in(state.get(p))]
     # `torch.func.functional_call` puts others in the place of parameters.
-    named = [("gradient", p.grad) for p in parameters if p.is_leaf]
-    named = [("parameter", p) for p in parameters] + named
+    gradients = [("gradient", p.grad) for p in parameters if p.is_leaf]
+    named = [("parameter", p) for p in parameters] + gradients
     return [(kind, v) for kind, v in (*named, *others) if isinstance(v, torch.Tensor)]
 
 
