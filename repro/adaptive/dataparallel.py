@@ -5,7 +5,7 @@ it, so that the batch size does not depend on the number of processes.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, get_args
@@ -43,7 +43,13 @@ from repro.measure.batches import (
     to_device,
 )
 from repro.measure.checks import choice, whole
-from repro.measure.loss_parts import LossCheckError, connected, leaves_of_graph, one_backward
+from repro.measure.loss_parts import (
+    LossCheckError,
+    connected,
+    leaves_of_graph,
+    one_backward,
+    same_gradients,
+)
 from repro.measure.precision import warn_of_sums, without_autocast
 from repro.measure.untouched import bits, stored
 
@@ -348,7 +354,9 @@ class DataParallel:
         for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
             # A process without a share takes part with a gradient of zero.
             piece = batch.slice(a, max(b, 1))
-            losses.append(self._pass(*piece, part * self.processes, number == len(pieces) - 1))
+            watched = self._names if number == 1 and self._checks is not None else ()
+            last = number == len(pieces) - 1
+            losses.append(self._pass(*piece, part * self.processes, last, watched))
         warn_of_sums(self.model.parameters(), len(pieces), stacklevel=4)
         if self._allreduce is not None:
             averaged = self._allreduce.end()  # not those of layers that the last piece leaves out
@@ -384,14 +392,22 @@ class DataParallel:
         self._scaler.step(self.optimizer)
         self._scaler.update()
 
-    def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
+    def _pass(
+        self,
+        inputs: Any,
+        targets: Any,
+        part: float | Tensor,
+        last: bool,
+        watched: Iterable[Tensor],
+    ) -> Tensor:
         ddp = self._allreduce.network if self._allreduce is not None else None
         engine = self._averager or self._allreduce
         network = ddp or self.model
         with nullcontext() if last or ddp is None else ddp.no_sync():
-            outputs = call_model(network, to_device(inputs, self._device))
-            given = () if targets is None else (to_device(targets, self._device),)
-            loss = self.loss_fn(outputs, *given)
+            with same_gradients(watched):  # which the piece before has left
+                outputs = call_model(network, to_device(inputs, self._device))
+                given = () if targets is None else (to_device(targets, self._device),)
+                loss = self.loss_fn(outputs, *given)
             # The loss of a piece without weight, and its gradient, may be 0 / 0.
             known = not isinstance(part, Tensor) or part.device.type == "cpu"
             if known and part == 0 and not loss.isfinite():

@@ -37,7 +37,10 @@ class StartingPoint:
             zero = torch.zeros((), dtype=torch.float64, device=now.device)
             total = totals.setdefault(now.device, zero)
             for piece, start in zip(_pieces(now), _pieces(before), strict=True):
-                gap = torch.sub(piece, start.to(now.device, non_blocking=True))
+                start = start.to(now.device, non_blocking=True)
+                if not (piece.is_floating_point() or piece.is_complex()):  # differences would wrap
+                    piece, start = piece.double(), start.double()
+                gap = torch.sub(piece, start)
                 if gap.dtype in (torch.float16, torch.bfloat16):  # squares would overflow
                     gap = gap.float()
                 gap = torch.view_as_real(gap) if gap.is_complex() else gap

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from repro.measure.batches import (
     to_device,
 )
 from repro.measure.checks import is_whole
-from repro.measure.loss_parts import LossCheckError, known_loss
+from repro.measure.loss_parts import LossCheckError, is_sharded, known_loss, leaves_of_graph
 from repro.measure.outputs import joined
 from repro.measure.precision import widened
 from repro.measure.telling import Novelty, telling_samples
@@ -334,6 +334,8 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> list[Tensor]:
+    if is_sharded(model):
+        raise ValueError("the model is fully sharded: measure it before, or a model that is not")
     parameters = [p for p in model.parameters() if p.requires_grad]
     device = parameters[0].device
     with torch.enable_grad():
@@ -342,12 +344,23 @@ def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any
         known = known_loss(loss_fn)
         if known is not None and known.reduction == "sum":  # noise and norms are defined for means
             loss = loss / _samples(inputs)
-        # Not by backward(): existing gradients stay, and no hook runs.
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    dense = (
-        torch.zeros_like(p) if g is None else g if g.layout is torch.strided else g.to_dense()
-        for p, g in zip(parameters, gradients, strict=True)
-    )
+        # By other leaves, too, so that all of the graph is run. No hook on `grad` runs.
+        own = {id(p) for p in parameters}
+        others = [leaf for leaf in leaves_of_graph([loss]) if id(leaf) not in own]
+        try:
+            gradients = torch.autograd.grad(loss, [*parameters, *others], allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            told = "torch.autograd.grad cannot pass a checkpoint: give it use_reentrant=False"
+            raise ValueError(told) from error
+    dense = []
+    for parameter, gradient in zip(parameters, gradients, strict=False):
+        # A reversible block accumulates its gradients itself; earlier ones are set aside.
+        every = [g for g in (gradient, parameter.grad) if g is not None]
+        parameter.grad = None
+        strided = [g if g.layout is torch.strided else g.to_dense() for g in every]
+        dense.append(reduce(torch.add, strided) if strided else torch.zeros_like(parameter))
     # Sums and squares of half precision would be rounded, or overflow.
     return [widened(g) for g in dense]
 
@@ -420,6 +433,7 @@ def _untouched(model: nn.Module, loss_fn: LossFunction, seed: int) -> Iterator[C
 
         def begin_anew() -> None:
             before.restore()
+            before.set_gradients_aside()
             begin()
 
         begin()

@@ -52,9 +52,9 @@ class _Costs(TorchDispatchMode):
         if torch._C._current_graph_task_id() >= 0:
             phase = RECOMPUTE if torch.is_grad_enabled() else BACKWARD
         result = func(*args, **kwargs)
-        made = [x for x in leaves_of(result) if isinstance(x, Tensor)] if phase == BACKWARD else ()
-        if any(tensor.layout is not torch.strided for tensor in made):
-            raise ValueError(f"{func} returns a sparse gradient, whose size depends on values")
+        tensors = (x for x in leaves_of([args, kwargs, result]) if isinstance(x, Tensor))
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            raise ValueError(f"{func} has a sparse tensor, whose size depends on values")
         low = any(getattr(x, "dtype", None) in HALF for x in args)
         name, flops = f"{func.namespace}.{func._opname}", flops_of(func, args, kwargs, result)
         self.noted.append(Cost(name, flops, low, phase))

@@ -111,6 +111,8 @@ class Workload:
             name, make = type(model).__name__, partial(copy.deepcopy, model)
         else:
             raise AdviceError(f"{model!r} is a {type(model).__name__}: give a model, or its name")
+        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+            raise AdviceError("the model has scripted modules: give those that were scripted")
         if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
             raise AdviceError("the model has lazy parameters: run it once before")
         if example is None:
@@ -385,6 +387,8 @@ def _twin(module: nn.Module) -> nn.Module:
     for part in module.modules():
         for value in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
             if isinstance(value, Tensor):
+                if value.layout is not torch.strided:
+                    raise ValueError("the model has a sparse tensor, whose memory is not foretold")
                 empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
                 trained = isinstance(value, nn.Parameter)
                 memo[id(value)] = nn.Parameter(empty, value.requires_grad) if trained else empty

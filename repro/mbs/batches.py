@@ -269,6 +269,28 @@ def concatenate(
     return map_leaves(_Unjoined.of, whole)
 
 
-def joined_targets(parts: list[Any], bounds: list[tuple[int, int]] | None = None) -> Any:
-    """Return the targets of micro-batches concatenated, None without targets."""
-    return None if parts[0] is None else concatenate(parts, bounds, gradients=False)
+def targets_in_order(piece: Piece, plan: Plan, count: int, rows: bool) -> Any:
+    """Return the targets of the first micro-batches of `split`, in the order of their outputs.
+
+    With `rows` each sample has one. The mini-batch's own serve where its inputs keep their order:
+    those of parts may number their samples from 0, as boxes do.
+    """
+    parts = list(itertools.islice(plan.parts(), count))
+    if count == len(plan.bounds) and _in_order(piece.inputs, parts, plan.bounds):
+        return piece.targets
+    targets = [part[1] for part in parts]
+    if targets[0] is None:
+        return None
+    return concatenate(targets, plan.bounds[:count] if rows else None, gradients=False)
+
+
+def _in_order(inputs: Any, parts: list[Any], bounds: list[tuple[int, int]]) -> bool:
+    """Whether inputs are tensors of which each part has the samples within its bounds."""
+    whole, own = leaves_of(inputs), [leaves_of(part[0]) for part in parts]
+    if not all(isinstance(leaf, torch.Tensor) for leaf in itertools.chain(whole, *own)):
+        return False
+    slices = ([leaf[slice(*bound)] for leaf in whole] for bound in bounds)
+    return all(
+        len(some) == len(given) and all(map(torch.equal, some, given))
+        for some, given in zip(slices, own, strict=True)
+    )

@@ -1,6 +1,5 @@
 """Choice of the mini-batches, and the samples, on which losses are checked to add up."""
 
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from repro.mbs.batches import Piece, joined_targets
+from repro.mbs.batches import Piece, targets_in_order
 from repro.mbs.errors import MicroBatchError
 from repro.mbs.setting import Setting
 from repro.mbs.sizing import release_memory
@@ -54,11 +53,11 @@ class Verification:
         self._novelty = Novelty()
         self._unmade: set[str] = set()
         self._stateful: list[str] = []
-        self.state_due = self._warned_of_state = False  # due: several micro-batches follow
+        self._several = self._state_due = self._warned_of_state = False
 
     def begin(self, new_loss: bool, new_layers: bool) -> None:
         """Start a mini-batch, perhaps with another loss function, or with other layers."""
-        self._unmade, self._stateful = set(), []
+        self._unmade, self._stateful, self._several = set(), [], False
         training = {module for module in self.compare.modules if module.training}
         if new_layers or not training <= self._trained:  # which may mix samples then alone
             self._checked.clear()
@@ -130,7 +129,7 @@ class Verification:
         def targets(count: int) -> Any:
             if batch is not None:
                 return batch.slice(0, plan.bounds[count - 1][1])[1]
-            return joined_targets([part[1] for part in itertools.islice(plan.parts(), count)])
+            return targets_in_order(piece, plan, count, rows=False)
 
         counts = [stop - start for start, stop in plan.bounds]
         inputs = None if batch is None else batch.inputs
@@ -138,11 +137,21 @@ class Verification:
         sample = Sample(plan.parts(), counts, plan.weights, exact, targets, inputs)
         return bool(self._fits(self.compare.outputs_add_up, sample, room))
 
+    def start(self, several: bool) -> None:
+        """Begin the micro-batches of a piece; with `several` the mini-batch has more than one."""
+        self._several = self._state_due = several and self._check != "off"
+
+    def watched(self, index: int) -> Sequence[nn.Parameter]:
+        """The parameters whose gradients the forward pass of a micro-batch may not change."""
+        # The second sees what the first has left, as does the first of a later piece.
+        due = self._several and index < 2 and not self._setting.processes.sharded
+        return self._setting.ledger.parameters if due else ()
+
     def note_state(self) -> None:
         """Note the names of buffers that the first micro-batch has changed and the next reads."""
-        if self.state_due and self._check != "off" and not self._warned_of_state:
+        if self._state_due and not self._warned_of_state:
             self._stateful += self._setting.ledger.changed_buffers()
-        self.state_due = False
+        self._state_due = False
 
     def warn(self) -> None:
         """Warn, once each, of problems noted in a mini-batch that succeeded."""

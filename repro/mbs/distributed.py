@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from repro.mbs.errors import DistributedModelError
+from repro.measure.loss_parts import is_sharded
 
 
 class Processes:
@@ -24,7 +25,7 @@ class Processes:
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model, self.module, self._device = model, model, device
         self.replicated = isinstance(model, DistributedDataParallel)
-        self.sharded = _is_sharded(model)
+        self.sharded = is_sharded(model)
         self.several = self.replicated or self.sharded
         self._group: dist.ProcessGroup | None = None
         if isinstance(getattr(model, "_orig_mod", None), DistributedDataParallel):
@@ -147,13 +148,6 @@ def error_of_a_peer(memory: bool) -> Exception:
     if memory:
         return torch.OutOfMemoryError("another process ran out of memory")
     return DistributedModelError("another process failed; its own error says why")
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    if not dist.is_available():
-        return False
-    names = {kind.__name__ for m in model.modules() for kind in type(m).__mro__}
-    return not {"FSDPModule", "FullyShardedDataParallel"}.isdisjoint(names)
 
 
 def _group_of(model: nn.Module) -> dist.ProcessGroup | None:

@@ -27,7 +27,7 @@ from repro.mbs.two_pass import run_two_passes
 from repro.mbs.weighing import StreamResult, Totals, Weighing
 from repro.measure.batches import EmptyBatchError, SplitFunction, call_model, leaves_of
 from repro.measure.checks import choice, is_whole
-from repro.measure.loss_parts import connected, leaves_of_graph, one_backward
+from repro.measure.loss_parts import connected, leaves_of_graph, one_backward, same_gradients
 from repro.measure.precision import warn_of_sums
 from repro.measure.untouched import generator_state, modules_in, random_numbers, uncached
 
@@ -281,12 +281,13 @@ class MicroBatchStreamer:
         """
         (inputs, targets), weight = micro_batch, plan.weights[index]
         with self._precision.forward(), errors.explained(plan.bounds[index], plan.bounds[-1][1]):
-            # Always, for BatchNorm's statistics and dropout's random numbers.
-            outputs = call_model(self._processes.module, inputs)
-            # A sharded model computes in all processes, also in one without weight.
-            if weight == 0 and not self._processes.sharded:
-                return None
-            loss = self._loss(outputs, targets)
+            with same_gradients(self._verification.watched(index)):
+                # Always, for BatchNorm's statistics and dropout's random numbers.
+                outputs = call_model(self._processes.module, inputs)
+                # A sharded model computes in all processes, also in one without weight.
+                if weight == 0 and not self._processes.sharded:
+                    return None
+                loss = self._loss(outputs, targets)
             self._verification.note_state()
         if weight == 0:
             tensors = [x for x in leaves_of(outputs) if isinstance(x, torch.Tensor)]
@@ -334,13 +335,13 @@ class MicroBatchStreamer:
             agreed = self._processes.agreed_count(count, piece.num_samples if free else count)
             if agreed > count:
                 plan = self._weighing.plan(piece, size, fewest=agreed)
-        self._verification.state_due = len(plan.bounds) > 1
+        self._verification.start(len(plan.bounds) > 1)
         with self._ledger.transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
             run = partial(self._accumulate, plan, divisor)
             if self._two_pass:
                 check = partial(self._check_finite, early=True)
-                own = self._loss, check, self._verification.note_state
+                own = self._loss, check, self._verification
                 run = partial(run_two_passes, self._setting, piece, plan, updates, *own)
 
             def checked() -> Totals:
@@ -371,7 +372,7 @@ class MicroBatchStreamer:
             self._verification.verify(piece, size, alone=False)
             updates.moments = moments  # without those of a check
             plan = self._weighing.plan(piece, size)
-            self._verification.state_due = len(plan.bounds) > 1 or bool(totals.sizes)
+            self._verification.start(len(plan.bounds) > 1 or bool(totals.sizes))
             if not totals.sizes:  # sums over all samples would overflow in half precision
                 totals.divided = max(self._weighing.divisor(sum(plan.weights)), 1.0)
             totals += self._accumulate(plan, totals.divided)

@@ -195,7 +195,8 @@ class Buffers:
 def _numbers_of(module: nn.Module) -> dict[str, int | float]:
     if type(module).__module__.startswith("torch."):
         return {}
-    every = ((name, value) for name, value in vars(module).items() if name != "training")
+    torchs = ("training", "track_running_stats")  # set here
+    every = ((name, value) for name, value in vars(module).items() if name not in torchs)
     return {name: value for name, value in every if type(value) in (bool, int, float)}
 
 

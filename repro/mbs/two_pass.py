@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
-from repro.mbs.batches import Piece, Plan, concatenate, joined_targets, own_memory
+from repro.mbs.batches import Piece, Plan, concatenate, own_memory, targets_in_order
 from repro.mbs.batchnorm import DeferredBatchNorm
+from repro.mbs.checking import Verification
 from repro.mbs.errors import NondeterministicModelError, explained
 from repro.mbs.setting import Setting
 from repro.mbs.weighing import Totals
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
+from repro.measure.loss_parts import same_gradients
 from repro.measure.precision import without_autocast
 from repro.measure.untouched import WithoutGraph
 
@@ -49,13 +51,13 @@ def run_two_passes(
     updates: DeferredBatchNorm,
     loss_of: Callable[[Any, Any], torch.Tensor],
     check_finite: Callable[[Totals], None],
-    forward_ended: Callable[[], None],
+    verification: Verification,
 ) -> Totals:
     """Compute outputs first, the loss of all of them next, and the parameters' gradients last.
 
-    Accumulates the gradient of this process's samples of a mini-batch. `forward_ended` is called
-    after each forward pass of the first pass, `check_finite` before the first backward pass. Where
-    the second pass has other outputs, a `NondeterministicModelError` is raised.
+    Accumulates the gradient of this process's samples of a mini-batch. `check_finite` is called
+    before the first backward pass. Where the second pass has other outputs, a
+    `NondeterministicModelError` is raised.
     """
     precision, ledger = setting.precision, setting.ledger
     kinds = {precision.dtype, *(p.dtype for p in ledger.parameters if p.requires_grad)}
@@ -76,7 +78,7 @@ def run_two_passes(
             call = partial(call_model, setting.module, inputs)
             with explained(bound, plan.bounds[-1][1]):
                 outputs.append(own_memory(forward(call, again), inputs))
-            forward_ended()
+            verification.note_state()
             sketches.append(_sketch(outputs[-1], kinds))
     # The second pass updates buffers and moments.
     ledger.buffers.write(buffers)
@@ -86,8 +88,8 @@ def run_two_passes(
     whole = concatenate(outputs, plan.bounds)
     del outputs
     targets = piece.targets
-    if piece.split is not None:  # in the order of the outputs
-        targets = joined_targets([part[1] for part in plan.parts()], plan.bounds)
+    if piece.split is not None:
+        targets = targets_in_order(piece, plan, len(plan.bounds), rows=True)
     with precision.forward():
         loss = loss_of(map_leaves(_given, whole), to_device(targets, setting.device))
     totals = Totals(sizes=tuple(stop - start for start, stop in plan.bounds))
@@ -105,7 +107,7 @@ def run_two_passes(
     differences = []
     for index, (inputs, _) in enumerate(setting.stager.stream(plan.parts())):
         states[index]()  # so that dropout repeats
-        with precision.forward():
+        with precision.forward(), same_gradients(verification.watched(index)):
             again = call_model(setting.module, inputs)
         differences += _differences(sketches[index], _sketch(again, kinds))
         pairs = [

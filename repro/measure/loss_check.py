@@ -152,7 +152,7 @@ class LossCheck:
 
     def _attempt(self, check: Callable[..., bool], *arguments: Any, evaluating: Any) -> bool:
         """Run a check with modules of some kinds in evaluation mode; return whether it ran."""
-        with untouched(self.model, tensors=False):
+        with untouched(self.model, *self.modules, tensors=False):
             try:
                 with self.undone(), self._evaluating(evaluating):
                     return check(*arguments)

@@ -222,6 +222,12 @@ def leaves_of_graph(tensors: Iterable[Tensor]) -> list[Tensor]:
     return leaves
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model is sharded by FSDP or FSDP2: others than its parameters get gradients."""
+    names = {kind.__name__ for m in model.modules() for kind in type(m).__mro__}
+    return not {"FSDPModule", "FullyShardedDataParallel"}.isdisjoint(names)
+
+
 @contextmanager
 def one_backward() -> Iterator[None]:
     """Say why a part of a mini-batch cannot be differentiated, where parts share a graph."""
@@ -234,6 +240,19 @@ def one_backward() -> Iterator[None]:
                 "part of the mini-batch: compute it in the model or in loss_fn, or detach it"
             )
         raise
+
+
+@contextmanager
+def same_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Refuse a forward pass that changes gradients, which are sums over parts of a mini-batch."""
+    before = [(p, p.grad, 0 if p.grad is None else p.grad._version) for p in parameters]
+    yield
+    if any(p.grad is not g or (g is not None and g._version != v) for p, g, v in before):
+        raise BatchError(
+            "the model or the loss changes gradients of parameters (backward() or zero_grad() "
+            "within), which are sums over the parts of the mini-batch: call torch.autograd.grad "
+            f"there, which leaves .grad alone. {OFF}"
+        )
 
 
 # A loss and its gradient by the outputs

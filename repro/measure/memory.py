@@ -147,7 +147,7 @@ class MemoryMeter:
     touches. Other tensors that exist before count as host memory, such as a mini-batch that waits
     to be streamed. Not seen on a CPU: a kernel's own allocations, other threads, later sizes of a
     storage, and, until they are touched as parameters, results of `torch.tensor`, `torch.load`,
-    `copy.deepcopy`.
+    `copy.deepcopy`. Two gradients that autograd would add in place count beside their sum there.
 
     `start_bytes` are the live bytes on entry (on a CPU, those of `resident`).
     """

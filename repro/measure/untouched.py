@@ -48,6 +48,10 @@ class Snapshot:
                 self._keep_module(name or type(module).__name__, module, tensors)
         devices = {tensor.device for _, tensor, _, _ in self._tensors} | {torch.device("cpu")}
         self._put_back_numbers = random_numbers(devices)
+        self.set_gradients_aside()
+
+    def set_gradients_aside(self) -> None:
+        """Begin without gradients, also after `restore`."""
         for parameter, _ in self._gradients:
             parameter.grad = None
 
@@ -262,7 +266,7 @@ def seed_all(seed: int, *roots: nn.Module) -> None:
 
 def stored(tensor: Tensor) -> Tensor:
     """A view of a tensor's distinct elements: one entry of each expanded dimension."""
-    if not _is_strided(tensor):
+    if not _is_strided(tensor) or 0 not in tensor.stride():
         return tensor
     return tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())]
 
@@ -286,4 +290,4 @@ def _write(tensor: Tensor, data: Tensor, saved: Tensor) -> None:
 
 
 def _is_strided(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)

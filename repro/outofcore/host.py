@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.measure import accelerator
 from repro.outofcore.allocator import FreePieces
@@ -116,7 +117,9 @@ class HostStore:
         if self.whole and nbytes > size:
             size = -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         if self.file is None:
-            self.slabs.append(accelerator.empty_pinned(size, self.device, torch.uint8))
+            # Not seen by a function that is being traced.
+            with _disable_current_modes(), torch._C._DisableFuncTorch():
+                self.slabs.append(accelerator.empty_pinned(size, self.device, torch.uint8))
         else:
             os.ftruncate(self.file, self.total_bytes + size)
             if self.whole:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from repro.measure.memory import tensors_in
+from repro.measure.memory import components, tensors_in
 from repro.outofcore.operations import say_once
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Planner
@@ -325,7 +326,17 @@ def held_by(holder: object) -> list[tuple[str, torch.Tensor]]:
     # `torch.func.functional_call` puts others in the place of parameters.
     gradients = [("gradient", p.grad) for p in parameters if p.is_leaf]
     named = [("parameter", p) for p in parameters] + gradients
-    return [(kind, v) for kind, v in (*named, *others) if isinstance(v, torch.Tensor)]
+    return [(kind, part) for kind, v in (*named, *others) for part in _parts_of(v)]
+
+
+def _parts_of(value: object) -> list[torch.Tensor]:
+    """Return a tensor, or those of which a sparse one or a wrapper, such as a DTensor, consists."""
+    if not isinstance(value, torch.Tensor):
+        return []
+    if not is_traceable_wrapper_subclass(value):
+        return components(value) or [value]
+    names, _ = value.__tensor_flatten__()
+    return [part for name in names for part in _parts_of(getattr(value, name))]
 
 
 def meet(residency: Residency, holder: object) -> None:

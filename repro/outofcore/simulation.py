@@ -43,7 +43,7 @@ class BudgetTooSmall(ValueError):
             advice = (
                 f"give {needed_bytes} bytes at least; what comes after may need more, and "
                 "record(step).smallest_budget is the smallest feasible budget (more with sparse "
-                "gradients)"
+                "tensors)"
             )
         super().__init__(
             f"{where} needs {needed_bytes} bytes for its inputs and outputs alone, but the budget "

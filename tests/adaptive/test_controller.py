@@ -416,6 +416,11 @@ class TestDistance:
         now = torch.full_like(before, step * 1j if dtype.is_complex else step)
         assert StartingPoint([before]).distance([now]) == pytest.approx(step * 1000**0.5, rel=1e-6)
 
+    def test_whole_numbers_and_masks(self):
+        before = [torch.tensor([0, 10], dtype=torch.uint8), torch.tensor([True, False])]
+        now = [torch.tensor([3, 6], dtype=torch.uint8), torch.tensor([True, False])]
+        assert StartingPoint(before).distance(now) == 5
+
     def test_needs_no_second_copy(self):
         parameters = big()
         size = sum(w.nbytes for w in parameters)

@@ -6,8 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from repro import adaptive
 from repro.adaptive import full_cost, gradient_norms, max_stable_batch, noise_scale, stable_batch
@@ -47,6 +50,27 @@ def each_of(model, x, y):
         grads = [p.grad for p in twin.parameters() if p.grad is not None]
         rows.append(torch.cat([g.flatten() for g in grads]))
     return torch.stack(rows)
+
+
+class Writing(torch.autograd.Function):
+    """A linear layer that adds its weight's gradient to `grad` itself, as reversible blocks do."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.layer(ctx.saved_tensors[0]), gradient)
+        return gradient @ ctx.layer.weight, None
+
+
+class Reversible(nn.Sequential):
+    def forward(self, x):
+        return self[1](Writing.apply(x.requires_grad_(), self[0]) + 2 * self[0](x))
 
 
 def one_by_one(model, x, y):
@@ -91,11 +115,13 @@ class TestStableBatch:
 
 
 class TestNoiseScale:
-    @pytest.mark.parametrize("kind", ["linear", "two biases"])
+    @pytest.mark.parametrize("kind", ["linear", "two biases", "reversible"])
     @pytest.mark.parametrize("noise", [0.1, 5.0])
     def test_of_single_samples_is_exact(self, kind, noise):
         model, x, y = least_squares(noise=noise)
         model = TwoBiases().double() if kind == "two biases" else model
+        if kind == "reversible":
+            model = Reversible(nn.Linear(6, 3), nn.Linear(3, 1)).double()
         square, trace = one_by_one(model, x, y)
         # All 64 samples were drawn, so that the large batch's square is |G|², of which the
         # unbiased estimate takes away what of it is noise.
@@ -269,6 +295,7 @@ BUSY = {
     "data": write_data,
     "draws": draw,
     "max_norm": lambda model, x: model.table(torch.arange(8)),
+    "gradients": lambda model, x: model.linear(x).sum().backward(),
 }
 
 
@@ -434,6 +461,24 @@ class TestModelsOfOtherKinds:
             frozen = nn.Linear(6, 1).requires_grad_(False)
             with pytest.raises(ValueError, match=r"no parameter that requires a gradient"):
                 MEASURES[name](frozen, (x, y), F.mse_loss)
+            model = nn.Linear(6, 1).double()
+            model.forward = partial(checkpoint, model.forward, use_reentrant=True)
+            with pytest.raises(ValueError, match=r"give it use_reentrant=False"):
+                MEASURES[name](model, (x.clone().requires_grad_(), y), F.mse_loss)
+
+
+def test_norms_of_a_sharded_model_are_refused():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        _, x, y = least_squares()
+        model = fully_shard(nn.Linear(6, 1).double(), mesh=mesh)
+        assert full_cost(model, (x, y), 5, loss_fn=F.mse_loss) > 0
+        for name in ("norms", "noise"):
+            with pytest.raises(ValueError, match=r"the model is fully sharded: measure it before"):
+                MEASURES[name](model, (x, y), F.mse_loss)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("name", MEASURES)

@@ -1367,6 +1367,16 @@ class TestOneProcess:
             parallel.step(good, y)
         parallel.step(bad, later, weights=~PADDED)
 
+    @pytest.mark.filterwarnings("ignore:.*quantiz")
+    def test_a_quantized_buffer(self):
+        model = nn.Linear(4, 4)
+        prior = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+        model.register_buffer("prior", prior)
+        alone(model, nn.CrossEntropyLoss(), micro_batch=5).step(
+            torch.ones(16, 4), torch.arange(16) % 4
+        )
+        assert torch.equal(model.prior.int_repr(), prior.int_repr())
+
     @pytest.mark.parametrize("options", [{}, {"ignore_index": -100}, {"weight": torch.rand(256)}])
     def test_labels_of_a_byte(self, options):
         torch.manual_seed(0)

@@ -510,6 +510,20 @@ def test_sparse_gradients_are_refused():
             predict(own, "undivided", 4, PLENTY, device=device)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_scripted_models_are_refused():
+    with pytest.raises(AdviceError, match="scripted"):
+        Workload.of(torch.jit.script(nn.Linear(3, 3)))
+
+
+def test_sparse_buffers_are_refused():
+    model = nn.Linear(4, 4)
+    model.register_buffer("adjacency", torch.eye(4).to_sparse())
+    own = Workload.of(model, example=(torch.ones(4, 4), torch.arange(4)))
+    with pytest.raises(AdviceError, match="the model has a sparse tensor"):
+        predict(own, "undivided", 4, PLENTY)
+
+
 class Last(nn.Linear):
     """Reads the last step of each sample, a slice, alone."""
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from repro import mbs
+from repro.adaptive import DataParallel
 from repro.mbs import LossCheckError, MicroBatchStreamer, MixedSamplesError, UnsupportedLossError
 from repro.measure.batches import call_model
 
@@ -450,6 +451,70 @@ def test_the_module_of_a_method_is_one_of_the_losss():
     torch.testing.assert_close(scaling.mean, mean.detach())
 
 
+class Queue(nn.Module):
+    """A loss that compares outputs with those of earlier mini-batches, as far as there are any."""
+
+    def __init__(self):
+        super().__init__()
+        self.filled = 0
+        self.register_buffer("rows", torch.zeros(3 * N, 4, dtype=torch.float64))
+
+    def forward(self, outputs, targets):
+        kept = self.rows[: self.filled].clone()
+        self.rows[self.filled : self.filled + len(outputs)] = outputs.detach()
+        self.filled += len(outputs)
+        return F.cross_entropy(outputs, targets) + (outputs @ kept.T).exp().sum(1).log1p().mean()
+
+
+def test_a_check_leaves_the_attributes_of_a_loss_as_they_were():
+    whole, parts = Queue(), Queue()
+    model, streamed = make_model(), make_model()
+    streamer = MicroBatchStreamer(streamed, parts, 16, two_pass=True)
+    for _ in range(2):
+        model.zero_grad()
+        streamed.zero_grad()
+        whole(model(X), LABELS).backward()
+        streamer.backward(X, LABELS)
+        assert parts.filled == whole.filled
+        assert torch.allclose(gradient(streamed), gradient(model), rtol=1e-11)
+
+
+class Attacked(nn.Linear):
+    """Moves its inputs up the gradient of a loss of its own."""
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        super().forward(x).square().sum().backward()
+        self.zero_grad()
+        return super().forward(x.detach() + 0.1 * x.grad.sign())
+
+
+class Greedy(nn.Linear):
+    """Learns by a loss of its own, too."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        with torch.enable_grad():
+            super().forward(x).square().mean().backward()
+        return y
+
+
+@pytest.mark.parametrize("kind", [Attacked, Greedy])
+@pytest.mark.parametrize("form", ["whole", "pieces", "two_pass"])
+def test_a_forward_pass_that_changes_gradients_is_refused(kind, form):
+    model = kind(X.shape[1], 4).double()
+    streamer = MicroBatchStreamer(model, nn.CrossEntropyLoss(), 16, two_pass=form == "two_pass")
+    with pytest.raises(mbs.MicroBatchError, match=r"changes gradients.*autograd\.grad"):
+        streamer.backward(*arguments(form, X, LABELS, 16))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    MicroBatchStreamer(model, nn.CrossEntropyLoss(), "auto").backward(X, LABELS)  # undivided
+    parallel = DataParallel(
+        model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1), micro_batch=16
+    )
+    with pytest.raises(ValueError, match=r"changes gradients of parameters"):
+        parallel.step(X, LABELS)
+
+
 class Trimmed(nn.Linear):
     """Returns as many positions as the longest sample has."""
 
@@ -618,6 +683,29 @@ def test_a_split_that_drops_or_repeats_samples_is_refused(bounds):
     streamer = MicroBatchStreamer(make_model(), nn.CrossEntropyLoss(), 8, split=split)
     with pytest.raises(mbs.UnsplittableBatchError, match="each sample has to be in one of them"):
         streamer.backward(X, LABELS)
+
+
+NUMBERED = torch.cat([torch.arange(2 * N)[:, None] % 64, torch.randn(2 * N, 4)], 1).double()
+
+
+@pytest.mark.parametrize("rows", [N, 2 * N])  # as many as there are samples, or others
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_targets_that_number_the_samples_of_their_part(rows, two_pass):
+    """As boxes that name their image do."""
+
+    def loss_fn(outputs, boxes):
+        every = F.smooth_l1_loss(outputs[boxes[:, 0].long()], boxes[:, 1:], reduction="none")
+        return every.mean() if two_pass else every.sum() / len(outputs)
+
+    def split(batch, most):
+        x, boxes = batch
+        for start in range(0, len(x), most):
+            own = boxes[(boxes[:, 0] >= start) & (boxes[:, 0] < start + most)].clone()
+            own[:, 0] -= start
+            yield x[start : start + most], own, len(x[start : start + most])
+
+    options = {"split": lambda *given: [*split(*given)], "two_pass": two_pass}
+    assert error_of(loss_fn, NUMBERED[:rows], **options) < 1e-12
 
 
 class LanguageModel(nn.Module):

@@ -22,6 +22,7 @@ from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.ao import quantization
 from torch.func import functional_call, grad, jacrev, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.dlpack import to_dlpack
@@ -434,6 +435,26 @@ class TestLayouts:
                 result = both * 3
             assert (result.a.sum().item(), result.b.sum().item()) == (3 * KIB, 6 * KIB)
 
+    @pytest.mark.parametrize("named", [False, True])
+    def test_parameters_around_other_tensors(self, named):
+        def make():
+            net, x = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)), torch.ones(64)
+            values = net[0].weight.detach()
+            net[0].weight = nn.Parameter(TwoTensor(values, values / 2))
+            optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+            def step():
+                optimizer.zero_grad()
+                loss = net(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                return loss.a.item()
+
+            return step, {"model": net, "optimizer": optimizer} if named else {}
+
+        block = same(340 * KIB, make)
+        assert 128 * KIB < block.statistics.peak_bytes <= 340 * KIB
+
 
 def foreign(tensor: torch.Tensor, how: str, folder: Path) -> torch.Tensor:
     """Return a copy of a tensor in memory that is not torch's alone."""
@@ -695,6 +716,18 @@ class TestOtherTensors:
         others = crowd()
         with OutOfCore(24 * KIB):
             assert torch.func.vmap(summed)(torch.ones(2, 3)).tolist() == [3, 3]
+
+    def test_a_traced_function_has_no_operations_of_the_block(self):
+        others, x = crowd(), torch.ones(2, 3)
+
+        def summed(x):
+            touch(others)  # of which some have to leave, for the first time
+            return x.sum()
+
+        plain = make_fx(summed)(x)
+        with OutOfCore(24 * KIB):
+            traced = make_fx(summed)(x)
+        assert traced.code == plain.code
 
     def test_complex_numbers(self):
         def make():

@@ -108,6 +108,20 @@ class TestRecorded:
         with pytest.raises(BudgetTooSmall):
             run(smallest - 4)
 
+    def test_the_parts_of_sparse_buffers_count(self):
+        model = nn.Linear(32, 32)
+        model.register_buffer("adjacency", torch.eye(64).to_sparse())
+
+        def step():
+            (model.adjacency @ model(torch.ones(64, 32))).sum().backward()
+
+        trace = record(step, warmup=2, model=model)
+        with outofcore.OutOfCore(2**30, model=model) as block:
+            for _ in range(3):
+                step()
+                block.step()
+        assert trace.peak_bytes == block.statistics.peak_bytes
+
     def test_losses_patches_and_lstms_take_what_they_take(self):
         def make(loss_fn):
             model, x = nn.LSTM(40, 33, bidirectional=True), torch.rand(7, 5, 40)
