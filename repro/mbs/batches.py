@@ -276,7 +276,8 @@ def targets_in_order(piece: Piece, plan: Plan, count: int, rows: bool) -> Any:
     those of parts may number their samples from 0, as boxes do.
     """
     parts = list(itertools.islice(plan.parts(), count))
-    if count == len(plan.bounds) and _in_order(piece.inputs, parts, plan.bounds):
+    given = piece.targets is not None and count == len(plan.bounds)
+    if given and _in_order(piece.inputs, parts, plan.bounds):
         return piece.targets
     targets = [part[1] for part in parts]
     if targets[0] is None:
