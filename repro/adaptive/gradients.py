@@ -344,9 +344,11 @@ def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any
         known = known_loss(loss_fn)
         if known is not None and known.reduction == "sum":  # noise and norms are defined for means
             loss = loss / _samples(inputs)
-        # By other leaves, too, so that all of the graph is run. No hook on `grad` runs.
-        own = {id(p) for p in parameters}
-        others = [leaf for leaf in leaves_of_graph([loss]) if id(leaf) not in own]
+        # Not by backward(), so that no hook on `grad` runs. A parameter that is not in the graph
+        # may lie within a reversible block, which other leaves let run.
+        own, leaves = {id(p) for p in parameters}, leaves_of_graph([loss])
+        within = not own <= {id(leaf) for leaf in leaves}
+        others = [leaf for leaf in leaves if within and id(leaf) not in own]
         try:
             gradients = torch.autograd.grad(loss, [*parameters, *others], allow_unused=True)
         except RuntimeError as error:
@@ -356,7 +358,7 @@ def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any
             raise ValueError(told) from error
     dense = []
     for parameter, gradient in zip(parameters, gradients, strict=False):
-        # A reversible block accumulates its gradients itself; earlier ones are set aside.
+        # Such a block accumulates gradients itself; earlier ones are set aside.
         every = [g for g in (gradient, parameter.grad) if g is not None]
         parameter.grad = None
         strided = [g if g.layout is torch.strided else g.to_dense() for g in every]

@@ -1,7 +1,7 @@
 """One training step, recorded on tensors without content, at any batch size."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -233,18 +233,19 @@ def _saved_away(trace: Trace, backward: Any, inputs: frozenset[str]) -> Vector:
 Step = tuple[Callable[[], object], Sequence[Tensor]]  # a step, and the tensors of its batch
 
 
-def recorded(step_of: Callable[[int], Step], batch: int | None) -> Iteration:
+def recorded(step_of: Callable[[int], Step], batch: int | None, in_place: bool) -> Iteration:
     """Record a step of two batch sizes, or of up to five, without computing anything.
 
     `step_of` returns a step of one model, which leaves nothing behind and whose optimizer has its
     state. A ValueError where steps of two batch sizes differ in more than sizes, or a size grows
     faster than the square. Where a step of `batch` has another peak than small ones foretell, as of
-    a batch that the model pads, sizes are on the line through that step.
+    a batch that the model pads, sizes are on the line through that step. Autograd sums gradients
+    `in_place`, but not under a `MemoryMeter` on a CPU.
     """
-    small, costs = _record(*step_of(FEW))
+    small, costs = _record(*step_of(FEW), in_place)
 
     def another(batch: int) -> tuple[Trace, tuple[Cost, ...]]:
-        trace, costs = _record(*step_of(batch))
+        trace, costs = _record(*step_of(batch), in_place)
         if trace.functions != small.functions:
             raise ValueError(f"steps of {FEW} and {batch} samples run different operations")
         return trace, costs
@@ -283,16 +284,19 @@ def _bend(values: Sequence[int]) -> int:
     return more - 2 * few if more > 3 * few > 0 else 0
 
 
-def _record(step: Callable[[], object], given: Sequence[Tensor]) -> tuple[Trace, tuple[Cost, ...]]:
+def _record(
+    step: Callable[[], object], given: Sequence[Tensor], in_place: bool
+) -> tuple[Trace, tuple[Cost, ...]]:
     costs, whole = _Costs(), nn.Module()
     for number, tensor in enumerate(given):  # else one that is read in slices would not count
         whole.register_buffer(str(number), tensor)
 
     def noting() -> None:
-        with costs:
+        with costs:  # which holds operands, as a meter does, so that no sum is in place
             step()
 
-    trace = record(noting, warmup=0, device="meta", model=whole)
+    with costs if in_place else nullcontext():
+        trace = record(step if in_place else noting, warmup=0, device="meta", model=whole)
     return trace, _aligned(trace, costs.noted)
 
 

@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
@@ -165,7 +169,7 @@ class Workload:
 
                     return step, [x for x in leaves_of(given) if isinstance(x, Tensor)]
 
-                return recorded(step_of, self.batch)
+                return recorded(step_of, self.batch, in_place=self.foreach)
         except AdviceError:
             raise
         except Exception as error:
@@ -387,8 +391,9 @@ def _twin(module: nn.Module) -> nn.Module:
     for part in module.modules():
         for value in (*part._parameters.values(), *part._buffers.values(), *vars(part).values()):
             if isinstance(value, Tensor):
-                if value.layout is not torch.strided:
-                    raise ValueError("the model has a sparse tensor, whose memory is not foretold")
+                if value.layout is not torch.strided or is_traceable_wrapper_subclass(value):
+                    kind = f"a {type(value).__name__} of layout {value.layout}"
+                    raise ValueError(f"the model has {kind}, whose memory is not foretold")
                 empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
                 trained = isinstance(value, nn.Parameter)
                 memo[id(value)] = nn.Parameter(empty, value.requires_grad) if trained else empty

@@ -3,7 +3,8 @@
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -272,26 +273,30 @@ def concatenate(
 def targets_in_order(piece: Piece, plan: Plan, count: int, rows: bool) -> Any:
     """Return the targets of the first micro-batches of `split`, in the order of their outputs.
 
-    With `rows` each sample has one. The mini-batch's own serve where its inputs keep their order:
-    those of parts may number their samples from 0, as boxes do.
+    With `rows` each sample has one. What `split` makes of all samples at once serves if these keep
+    their order: targets of parts may number their samples from 0, as boxes do.
     """
     parts = list(itertools.islice(plan.parts(), count))
-    given = piece.targets is not None and count == len(plan.bounds)
-    if given and _in_order(piece.inputs, parts, plan.bounds):
-        return piece.targets
-    targets = [part[1] for part in parts]
-    if targets[0] is None:
+    whole = replace(piece, weights=None).plan(_ALL)
+    if count == len(plan.bounds) and len(whole.bounds) == 1:
+        inputs, targets = next(whole.parts())
+        if in_order(inputs, parts, plan.bounds):
+            return targets
+    every = [part[1] for part in parts]
+    if every[0] is None:
         return None
-    return concatenate(targets, plan.bounds[:count] if rows else None, gradients=False)
+    return concatenate(every, plan.bounds[:count] if rows else None, gradients=False)
 
 
-def _in_order(inputs: Any, parts: list[Any], bounds: list[tuple[int, int]]) -> bool:
+def in_order(inputs: Any, parts: list[Any], bounds: list[tuple[int, int]]) -> bool:
     """Whether inputs are tensors of which each part has the samples within its bounds."""
-    whole, own = leaves_of(inputs), [leaves_of(part[0]) for part in parts]
-    if not all(isinstance(leaf, torch.Tensor) for leaf in itertools.chain(whole, *own)):
+    leaves, own = leaves_of(inputs), [leaves_of(part[0]) for part in parts]
+    if not all(isinstance(leaf, torch.Tensor) for leaf in itertools.chain(leaves, *own)):
         return False
-    slices = ([leaf[slice(*bound)] for leaf in whole] for bound in bounds)
-    return all(
-        len(some) == len(given) and all(map(torch.equal, some, given))
-        for some, given in zip(slices, own, strict=True)
-    )
+    with suppress(RuntimeError, IndexError):  # sparse, without dimensions, or on two devices
+        slices = ([leaf[slice(*bound)] for leaf in leaves] for bound in bounds)
+        return all(
+            len(some) == len(given) and all(map(torch.equal, some, given))
+            for some, given in zip(slices, own, strict=True)
+        )
+    return False

@@ -1,19 +1,22 @@
 """Choice of the mini-batches, and the samples, on which losses are checked to add up."""
 
+import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from repro.mbs.batches import Piece, targets_in_order
+from repro.mbs.batches import Piece, in_order, targets_in_order
 from repro.mbs.errors import MicroBatchError
 from repro.mbs.setting import Setting
 from repro.mbs.sizing import release_memory
 from repro.measure import is_out_of_memory, memory_state
 from repro.measure.batches import Sample
 from repro.measure.loss_check import LossCheck
+from repro.measure.loss_parts import MixedSamplesError
 from repro.measure.telling import Novelty, telling_samples
 
 _MOST_BYTES = 2**28  # most bytes of outputs kept for a comparison
@@ -53,11 +56,11 @@ class Verification:
         self._novelty = Novelty()
         self._unmade: set[str] = set()
         self._stateful: list[str] = []
-        self._several = self._state_due = self._warned_of_state = False
+        self._watching = self._state_due = self._warned_of_state = False
 
     def begin(self, new_loss: bool, new_layers: bool) -> None:
         """Start a mini-batch, perhaps with another loss function, or with other layers."""
-        self._unmade, self._stateful, self._several = set(), [], False
+        self._unmade, self._stateful, self._watching = set(), [], False
         training = {module for module in self.compare.modules if module.training}
         if new_layers or not training <= self._trained:  # which may mix samples then alone
             self._checked.clear()
@@ -86,9 +89,12 @@ class Verification:
             self._unmade |= {"loss"} if loss else set()
             return
         # The paper's exact algorithm is checked only for parts divided by mistake.
-        mixing = piece.batch is not None and (not in_paper or piece.batch.num_splittable() > 1)
+        mixing = piece.batch is None or not in_paper or piece.batch.num_splittable() > 1
         if mixing and "mixing" in due:
-            made = self._small(piece, size, self.compare.samples_stay_apart)
+            if piece.batch is None:
+                made = self._of_split(piece, size)
+            else:
+                made = self._small(piece, size, self.compare.samples_stay_apart)
             (self._checked if made else self._unmade).add("mixing")
             if self.compare.hidden_state:
                 self._stateful.append("something outside the model's buffers")
@@ -137,15 +143,32 @@ class Verification:
         sample = Sample(plan.parts(), counts, plan.weights, exact, targets, inputs)
         return bool(self._fits(self.compare.outputs_add_up, sample, room))
 
+    def _of_split(self, piece: Piece, size: int) -> bool:
+        """Compare two parts of `split` with one of as many samples; return whether that ran."""
+        plan = piece.plan(size)
+        parts, ranges = [*itertools.islice(plan.parts(), 2)], plan.bounds[:2]
+        both = replace(piece, weights=None).plan(ranges[-1][1])
+        if len(parts) < 2 or both.bounds[0] != (0, ranges[1][1]):
+            return False
+        inputs, counts = next(both.parts())[0], [stop - start for start, stop in ranges]
+        sample = Sample(parts, counts, counts, True, lambda _: None, inputs)
+        try:
+            return bool(self._fits(self.compare.samples_stay_apart, sample))
+        except MixedSamplesError:
+            if in_order(inputs, parts, ranges):
+                raise
+            return False  # of other samples, perhaps
+
     def start(self, several: bool) -> None:
         """Begin the micro-batches of a piece; with `several` the mini-batch has more than one."""
-        self._several = self._state_due = several and self._check != "off"
+        self._state_due = several and self._check != "off"
+        self._watching = self._state_due or (self._two_pass and self._check != "off")
 
-    def watched(self, index: int) -> Sequence[nn.Parameter]:
+    def watched(self, index: int) -> Iterable[nn.Parameter]:
         """The parameters whose gradients the forward pass of a micro-batch may not change."""
-        # The second sees what the first has left, as does the first of a later piece.
-        due = self._several and index < 2 and not self._setting.processes.sharded
-        return self._setting.ledger.parameters if due else ()
+        # The second sees what the first has left, as does the first of a later piece or pass.
+        due = self._watching and index < 2 and not self._setting.processes.sharded
+        return self._setting.module.parameters() if due else ()
 
     def note_state(self) -> None:
         """Note the names of buffers that the first micro-batch has changed and the next reads."""

@@ -125,9 +125,10 @@ class LossCheck:
     def samples_stay_apart(self, sample: Sample) -> bool:
         """Compare the outputs of a few samples; return whether that was possible.
 
-        They are computed once beside other samples and once beside copies of themselves, with the
-        same random numbers, and alone unless numbers are drawn: outputs differ if a tensor that all
-        samples need was divided, or if the model compares or counts samples.
+        They are computed once beside other samples and once beside copies of themselves (where
+        there are any), with the same random numbers, and alone unless numbers are drawn: outputs
+        differ if a tensor that all samples need was divided, or if the model compares or counts
+        samples.
         """
         # A layer of one's own without running statistics mixes samples in evaluation mode, too.
         if any(own_statistics(module) for module in self.modules):
@@ -141,6 +142,8 @@ class LossCheck:
             again = partial(self._again_wide, partial(check, sample), sample.inputs)
             return any(self._attempt(again, evaluating=kind) for kind in kinds)
 
+        if sample.twice is None:
+            return made(self._compare_alone)
         if compared := made(self._compare_neighbours):
             made(self._compare_alone)  # no alarm if that is impossible, as with random numbers
         return compared or self.hidden_state

@@ -60,7 +60,7 @@ class Snapshot:
             return
         self._seen[id(module)] = module
         members, torchs = vars(module), () if self._everything else _TORCHS
-        kept: dict[str, Any] = {"training": module.training}
+        mode, kept = module.training, dict[str, Any]()
         whole = self._everything or not type(module).__module__.startswith("torch.")
         if whole:
             kept |= {key: value for key, value in members.items() if key not in torchs}
@@ -69,6 +69,7 @@ class Snapshot:
             for key in [key for key in members if key not in torchs] if whole else ():
                 del members[key]
             members.update(kept)
+            module.training = mode  # a scripted module's is no member
 
         self._undo.append(undo)
         for key, value in kept.items():

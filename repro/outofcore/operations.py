@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -255,6 +256,12 @@ def _meta_bytes(
 
 # Losses that compute their mean in the storage of each element's loss, and keep all of it.
 _KEEP_ALL = ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
+_BATCH_NORMS = (
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "native_batch_norm_backward",
+)
 _GRADIENTS = ("mse_loss_backward", "smooth_l1_loss_backward", "soft_margin_loss_backward")
 
 
@@ -270,6 +277,9 @@ def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
         return *result[:3], result[0].new_empty(_lstm_bytes(args), dtype=torch.uint8)
     if name == "mkldnn_rnn_layer_backward":  # each bias has its own gradient, all of float32
         return tuple(r if r is None else torch.empty_like(r, dtype=torch.float32) for r in result)
+    if name in _BATCH_NORMS and result[0] is not None:  # else in the layout of any input
+        x = args[1] if name.endswith("backward") else args[0]
+        return torch.empty_like(result[0], memory_format=suggest_memory_format(x)), *result[1:]
     # Of mixed precision torch's shapes have the wrong dtype.
     if name in _GRADIENTS and result.dtype != args[1].dtype:
         return torch.empty_like(result, dtype=args[1].dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.advise import AdviceError, Speed, Workload, advise, checkpoint_blocks, predict, probe
@@ -516,11 +517,12 @@ def test_scripted_models_are_refused():
         Workload.of(torch.jit.script(nn.Linear(3, 3)))
 
 
-def test_sparse_buffers_are_refused():
+@pytest.mark.parametrize("form", [Tensor.to_sparse, lambda eye: TwoTensor(eye, eye.clone())])
+def test_sparse_and_wrapping_buffers_are_refused(form):
     model = nn.Linear(4, 4)
-    model.register_buffer("adjacency", torch.eye(4).to_sparse())
+    model.register_buffer("adjacency", form(torch.eye(4)))
     own = Workload.of(model, example=(torch.ones(4, 4), torch.arange(4)))
-    with pytest.raises(AdviceError, match="the model has a sparse tensor"):
+    with pytest.raises(AdviceError, match=r"the model has a T.* of layout"):
         predict(own, "undivided", 4, PLENTY)
 
 

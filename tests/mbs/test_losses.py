@@ -691,7 +691,7 @@ NUMBERED = torch.cat([torch.arange(2 * N)[:, None] % 64, torch.randn(2 * N, 4)],
 @pytest.mark.parametrize("rows", [N, 2 * N])  # as many as there are samples, or others
 @pytest.mark.parametrize("two_pass", [False, True])
 def test_targets_that_number_the_samples_of_their_part(rows, two_pass):
-    """As boxes that name their image do."""
+    """As boxes that name their image do, here from 1 on where the loss numbers from 0."""
 
     def loss_fn(outputs, boxes):
         every = F.smooth_l1_loss(outputs[boxes[:, 0].long()], boxes[:, 1:], reduction="none")
@@ -700,12 +700,29 @@ def test_targets_that_number_the_samples_of_their_part(rows, two_pass):
     def split(batch, most):
         x, boxes = batch
         for start in range(0, len(x), most):
-            own = boxes[(boxes[:, 0] >= start) & (boxes[:, 0] < start + most)].clone()
-            own[:, 0] -= start
+            own = boxes[(boxes[:, 0] > start) & (boxes[:, 0] <= start + most)].clone()
+            own[:, 0] -= start + 1
             yield x[start : start + most], own, len(x[start : start + most])
 
     options = {"split": lambda *given: [*split(*given)], "two_pass": two_pass}
-    assert error_of(loss_fn, NUMBERED[:rows], **options) < 1e-12
+    first = torch.tensor([1.0, 0, 0, 0, 0], dtype=torch.float64)
+    streamer = MicroBatchStreamer(model := make_model(), loss_fn, 16, **options)
+    streamer.backward(X, NUMBERED[:rows] + first)
+    loss_fn((plain := make_model())(X), NUMBERED[:rows]).backward()
+    torch.testing.assert_close(gradient(model), gradient(plain))
+
+
+def test_a_model_that_mixes_samples_is_found_in_parts_of_split():
+    class Centred(nn.Linear):
+        def forward(self, x):
+            return super().forward(x - x.mean(0))
+
+    def split(batch, most):
+        return [*zip(*(part.split(most) for part in batch), strict=True)]
+
+    streamer = MicroBatchStreamer(Centred(6, 4).double(), F.cross_entropy, 16, split=split)
+    with pytest.raises(MixedSamplesError):
+        streamer.backward(X, LABELS)
 
 
 class LanguageModel(nn.Module):
