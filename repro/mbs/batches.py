@@ -257,10 +257,11 @@ def concatenate(
     whole = joined(outputs, counts) if tensors and all(x.dim() > 0 for x in tensors) else None
     if whole is None:
         shapes = [tuple(tensor.shape) for tensor in tensors]
+        by = "the model" if gradients else "split, as targets,"
         raise MicroBatchError(
             f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them, "
             f"with a row for each sample; all else must be equal in all micro-batches; for "
-            f"{counts} samples the model returned {type(outputs[0]).__name__} of shapes {shapes}; "
+            f"{counts} samples {by} returned {type(outputs[0]).__name__} of shapes {shapes}; "
             f"compute losses, pairs of samples and what depends on their number in loss_fn, and "
             f"read a parameter, such as a temperature, from the model there"
         )

@@ -155,14 +155,14 @@ class LossCheck:
 
     def _attempt(self, check: Callable[..., bool], *arguments: Any, evaluating: Any) -> bool:
         """Run a check with modules of some kinds in evaluation mode; return whether it ran."""
-        with untouched(self.model, *self.modules, tensors=False):
-            try:
-                with self.undone(), self._evaluating(evaluating):
-                    return check(*arguments)
-            except Exception as error:
-                if is_out_of_memory(error) or isinstance(error, LossCheckError | MixedSamplesError):
-                    raise
-                return False  # any other failure is raised by the training step itself
+        given = untouched(self.model, *self.modules, tensors=False)
+        try:
+            with given, self.undone(), self._evaluating(evaluating):
+                return check(*arguments)
+        except Exception as error:
+            if is_out_of_memory(error) or isinstance(error, LossCheckError | MixedSamplesError):
+                raise
+            return False  # any other failure is raised by the training step itself
 
     @contextmanager
     def _evaluating(self, kinds: Any) -> Iterator[None]:

@@ -277,9 +277,12 @@ def as_computed(operation: OpOverload, args: Sequence[Any], result: Any) -> Any:
         return *result[:3], result[0].new_empty(_lstm_bytes(args), dtype=torch.uint8)
     if name == "mkldnn_rnn_layer_backward":  # each bias has its own gradient, all of float32
         return tuple(r if r is None else torch.empty_like(r, dtype=torch.float32) for r in result)
-    if name in _BATCH_NORMS and result[0] is not None:  # else in the layout of any input
-        x = args[1] if name.endswith("backward") else args[0]
-        return torch.empty_like(result[0], memory_format=suggest_memory_format(x)), *result[1:]
+    if name in _BATCH_NORMS:  # else in the layout of any input, and of an input's gradient always
+        backward = name.endswith("backward")
+        if backward and not args[-1][0]:
+            return None, *result[1:]
+        form = suggest_memory_format(args[backward])
+        return torch.empty_like(result[0], memory_format=form), *result[1:]
     # Of mixed precision torch's shapes have the wrong dtype.
     if name in _GRADIENTS and result.dtype != args[1].dtype:
         return torch.empty_like(result, dtype=args[1].dtype)

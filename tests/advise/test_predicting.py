@@ -21,7 +21,7 @@ from repro.advise.snippets import snippet
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryMeter
 from repro.models import build
-from repro.outofcore import BudgetTooSmall, OutOfCore
+from repro.outofcore import BudgetTooSmall, OutOfCore, record
 
 BATCH, MICRO, PLENTY = 12, 4, 1 << 40
 
@@ -542,6 +542,37 @@ def test_a_batch_counts_whole_where_slices_are_read():
         parts.step()
     told = predict(own, "undivided", 256, PLENTY).peak_bytes
     assert told == pytest.approx(meter.peak_bytes, rel=1e-3) and told > x.nbytes
+
+
+class Branches(nn.Module):
+    """Branches of one tensor, whose gradients autograd adds in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 64), nn.Linear(64, 3)
+        self.branches = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x).relu()
+        return self.head(sum(branch(h) for branch in self.branches))
+
+
+def test_gradients_are_added_in_place_on_an_accelerator():
+    model, x, y = Branches(), torch.randn(512, 4), torch.randint(3, (512,))
+    own = Workload.of(model, example=(x[:2], y[:2]), optimizer="sgd")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def step() -> None:
+        ce(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    real = record(step, warmup=2, model=model, optimizer=optimizer).peak_bytes
+    told, on_cpu = (
+        predict(own, "undivided", 512, PLENTY, device=device).peak_bytes
+        for device in ("cuda", "cpu")
+    )
+    assert told == real < on_cpu  # where a meter looks on
 
 
 def test_accumulation_takes_parts_alike_but_for_one_sample():

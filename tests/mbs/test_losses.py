@@ -94,7 +94,9 @@ def test_torchs_losses_are_exact_by_default(name):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_a_scripted_loss_is_one_of_ones_own():
-    assert error_of(torch.jit.script(nn.CrossEntropyLoss()), LABELS) < 1e-12
+    loss_fn = torch.jit.script(nn.CrossEntropyLoss())
+    assert error_of(loss_fn, LABELS) < 1e-12
+    assert not loss_fn.eval().training  # after the check, too
     with pytest.raises(LossCheckError):
         error_of(torch.jit.script(nn.CrossEntropyLoss(reduction="sum")), LABELS)
 

@@ -143,6 +143,24 @@ class TestRecorded:
                 traced = record(make(loss_fn), warmup=2, device="meta")
             assert traced == record(make(loss_fn), warmup=2, device="cpu")
 
+    @pytest.mark.parametrize("evaluated", [False, True])
+    def test_batchnorm_of_transposed_inputs_takes_what_it_takes(self, evaluated):
+        def make():
+            norm, head = nn.BatchNorm1d(32).train(not evaluated), nn.Linear(32, 8)
+            x = torch.rand(4, 16, 32)
+
+            def step() -> None:
+                out = head(norm(x.transpose(1, 2)).transpose(1, 2)).square().mean()
+                out.backward()
+                norm.zero_grad()
+                head.zero_grad()
+
+            return step
+
+        with FakeTensorMode():
+            traced = record(make(), warmup=2, device="meta")
+        assert traced == record(make(), warmup=2, device="cpu")
+
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_mixed_precision_takes_what_it_takes(self, dtype):
         def make(loss_fn):
