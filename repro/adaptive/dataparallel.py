@@ -354,6 +354,7 @@ class DataParallel:
         for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
             # A process without a share takes part with a gradient of zero.
             piece = batch.slice(a, max(b, 1))
+            # The second piece would change what the first has left.
             watched = self._names if number == 1 and self._checks is not None else ()
             last = number == len(pieces) - 1
             losses.append(self._pass(*piece, part * self.processes, last, watched))
@@ -404,7 +405,7 @@ class DataParallel:
         engine = self._averager or self._allreduce
         network = ddp or self.model
         with nullcontext() if last or ddp is None else ddp.no_sync():
-            with same_gradients(watched):  # which the piece before has left
+            with same_gradients(watched):
                 outputs = call_model(network, to_device(inputs, self._device))
                 given = () if targets is None else (to_device(targets, self._device),)
                 loss = self.loss_fn(outputs, *given)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from repro.measure.batches import leaves_of
 from repro.measure.fake_tensors import flops_of
+from repro.measure.memory import tensors_in
 from repro.measure.precision import HALF
 from repro.outofcore import Function, Trace, record
 from repro.outofcore.operations import by_values
@@ -52,7 +52,7 @@ class _Costs(TorchDispatchMode):
         if torch._C._current_graph_task_id() >= 0:
             phase = RECOMPUTE if torch.is_grad_enabled() else BACKWARD
         result = func(*args, **kwargs)
-        tensors = (x for x in leaves_of([args, kwargs, result]) if isinstance(x, Tensor))
+        tensors = tensors_in((args, kwargs, result))
         if any(tensor.layout is not torch.strided for tensor in tensors):
             raise ValueError(f"{func} has a sparse tensor, whose size depends on values")
         low = any(getattr(x, "dtype", None) in HALF for x in args)

@@ -274,8 +274,8 @@ def concatenate(
 def targets_in_order(piece: Piece, plan: Plan, count: int, rows: bool) -> Any:
     """Return the targets of the first micro-batches of `split`, in the order of their outputs.
 
-    With `rows` each sample has one. What `split` makes of all samples at once serves if these keep
-    their order: targets of parts may number their samples from 0, as boxes do.
+    With `rows` each sample has one row. What `split` makes of all samples at once serves if these
+    keep their order: targets of parts may number their samples from 0, as boxes do.
     """
     parts = list(itertools.islice(plan.parts(), count))
     whole = replace(piece, weights=None).plan(_ALL)

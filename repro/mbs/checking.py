@@ -166,7 +166,8 @@ class Verification:
 
     def watched(self, index: int) -> Iterable[nn.Parameter]:
         """The parameters whose gradients the forward pass of a micro-batch may not change."""
-        # The second sees what the first has left, as does the first of a later piece or pass.
+        # The second micro-batch would change what the first has left. So would the first where
+        # there was an earlier piece or pass.
         due = self._watching and index < 2 and not self._setting.processes.sharded
         return self._setting.module.parameters() if due else ()
 

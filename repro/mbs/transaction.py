@@ -123,7 +123,7 @@ class Buffers:
         dense = {id(b): b for b in every if b.layout is torch.strided and not b.is_inference()}
         self._versions = {key: version_of(buffer) for key, buffer in dense.items()}
         # Of an expanded buffer, which cannot be written, its distinct values.
-        self._tensors = [stored(b) if 0 in b.stride() else b for b in dense.values()]
+        self._tensors = [stored(b) for b in dense.values()]
         self._frozen = [
             (module, name, parameter, parameter.detach(), version_of(parameter))
             for module in modules
@@ -195,7 +195,7 @@ class Buffers:
 def _numbers_of(module: nn.Module) -> dict[str, int | float]:
     if type(module).__module__.startswith("torch."):
         return {}
-    torchs = ("training", "track_running_stats")  # set here
+    torchs = ("training", "track_running_stats")  # which checks and `DeferredBatchNorm` set
     every = ((name, value) for name, value in vars(module).items() if name not in torchs)
     return {name: value for name, value in every if type(value) in (bool, int, float)}
 

@@ -155,7 +155,7 @@ class LossCheck:
 
     def _attempt(self, check: Callable[..., bool], *arguments: Any, evaluating: Any) -> bool:
         """Run a check with modules of some kinds in evaluation mode; return whether it ran."""
-        given = untouched(self.model, *self.modules, tensors=False)
+        given = untouched(*self.modules, tensors=False)
         try:
             with given, self.undone(), self._evaluating(evaluating):
                 return check(*arguments)

@@ -249,9 +249,9 @@ def same_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
     yield
     if any(p.grad is not g or (g is not None and g._version != v) for p, g, v in before):
         raise BatchError(
-            "the model or the loss changes gradients of parameters (backward() or zero_grad() "
-            "within), which are sums over the parts of the mini-batch: call torch.autograd.grad "
-            f"there, which leaves .grad alone. {OFF}"
+            "the model or the loss changes gradients of the model's parameters, which are sums "
+            "over the parts of the mini-batch: call torch.autograd.grad in place of backward() "
+            f"there, and zero_grad() before the step. {OFF}"
         )
 
 

@@ -51,7 +51,7 @@ class Snapshot:
         self.set_gradients_aside()
 
     def set_gradients_aside(self) -> None:
-        """Begin without gradients, also after `restore`."""
+        """Set the gradients, which `restore` puts back, to None."""
         for parameter, _ in self._gradients:
             parameter.grad = None
 

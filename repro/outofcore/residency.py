@@ -175,9 +175,10 @@ class Residency:
         Other storages may share its memory, such as by DLPack: then all of them are locked.
         """
         try:
-            start, counts, foreign = storage.data_ptr(), True, locked
+            start = storage.data_ptr()
         except RuntimeError:
             return False, locked  # a wrapper's, such as a DTensor's: its parts have memory
+        counts, foreign = True, locked
         end = start + storage.nbytes()
         self._fixed = [v for v in self._fixed if v.died is None]
         for variable in self.variables() if locked else self._fixed:
