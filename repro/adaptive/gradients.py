@@ -335,7 +335,7 @@ def _device(model: nn.Module) -> torch.device:
 
 def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> list[Tensor]:
     if is_sharded(model):
-        raise ValueError("the model is fully sharded: measure it before, or a model that is not")
+        raise ValueError("the model is fully sharded: measure it before it is sharded")
     parameters = [p for p in model.parameters() if p.requires_grad]
     device = parameters[0].device
     with torch.enable_grad():

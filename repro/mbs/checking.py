@@ -89,7 +89,8 @@ class Verification:
             self._unmade |= {"loss"} if loss else set()
             return
         # The paper's exact algorithm is checked only for parts divided by mistake.
-        mixing = piece.batch is None or not in_paper or piece.batch.num_splittable() > 1
+        divided = piece.batch is not None and piece.batch.num_splittable() > 1
+        mixing = divided or not in_paper
         if mixing and "mixing" in due:
             if piece.batch is None:
                 made = self._of_split(piece, size)

@@ -725,6 +725,8 @@ def test_a_model_that_mixes_samples_is_found_in_parts_of_split():
     streamer = MicroBatchStreamer(Centred(6, 4).double(), F.cross_entropy, 16, split=split)
     with pytest.raises(MixedSamplesError):
         streamer.backward(X, LABELS)
+    options = {"split": split, "normalization": "paper"}  # of which nothing is checked
+    MicroBatchStreamer(Centred(6, 4).double(), F.cross_entropy, 16, **options).backward(X, LABELS)
 
 
 class LanguageModel(nn.Module):
