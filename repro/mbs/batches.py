@@ -278,11 +278,10 @@ def targets_in_order(piece: Piece, plan: Plan, count: int, rows: bool) -> Any:
     keep their order: targets of parts may number their samples from 0, as boxes do.
     """
     parts = list(itertools.islice(plan.parts(), count))
-    whole = replace(piece, weights=None).plan(_ALL)
-    if count == len(plan.bounds) and len(whole.bounds) == 1:
-        inputs, targets = next(whole.parts())
-        if in_order(inputs, parts, plan.bounds):
-            return targets
+    if count == len(plan.bounds):
+        whole = [*replace(piece, weights=None).plan(_ALL).parts()]
+        if len(whole) == 1 and in_order(whole[0][0], parts, plan.bounds):
+            return whole[0][1]
     every = [part[1] for part in parts]
     if every[0] is None:
         return None

@@ -125,10 +125,9 @@ class LossCheck:
     def samples_stay_apart(self, sample: Sample) -> bool:
         """Compare the outputs of a few samples; return whether that was possible.
 
-        They are computed once beside other samples and once beside copies of themselves (where
-        there are any), with the same random numbers, and alone unless numbers are drawn: outputs
-        differ if a tensor that all samples need was divided, or if the model compares or counts
-        samples.
+        They are computed beside other samples and, where there are any, beside copies of themselves
+        with the same random numbers, and alone unless numbers are drawn: outputs differ if a tensor
+        that all samples need was divided, or if the model compares or counts samples.
         """
         # A layer of one's own without running statistics mixes samples in evaluation mode, too.
         if any(own_statistics(module) for module in self.modules):
@@ -441,8 +440,7 @@ class LossCheck:
 
     def _evaluated(self, outputs: Any, targets: Any, wide: bool = False) -> Evaluated:
         """The loss of outputs (on host or device), and its gradient by the outputs."""
-        wider = torch.autocast(self.device.type, enabled=False) if wide else self.context()
-        with wider:
+        with torch.autocast(self.device.type, enabled=False) if wide else self.context():
             there = to_device(outputs, self.device)
             targets = map_leaves(widened, targets) if wide else targets
             return evaluate(lambda copies: self._loss(copies, targets), there, wide=wide)
